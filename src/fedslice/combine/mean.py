@@ -1,0 +1,17 @@
+"""The mean of FedAvg."""
+
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from fedslice.combine.base import Combine
+from fedslice.parts import CHECKED
+
+
+@dataclass(config=CHECKED)
+class Mean(Combine):
+    """X += Σ w_i·Δ_i / Σ w_i over the cohort; a coordinate that a client does not hold counts as a zero update."""
+
+    label = "mean"
+
+    weights: Literal["samples", "uniform"] = "samples"

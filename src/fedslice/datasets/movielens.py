@@ -1,0 +1,371 @@
+"""MovieLens-1M and -100K (Harper and Konstan, 2015), the rating task of FedSubAvg (NeurIPS 2022, 5.1).
+
+A client is a user; the features of a rating are the user's gender and age group, the movie, and the crosses
+of the two with the movie. So the reader returns exactly these, as indices. Occupations, zip codes, titles and
+genres have to be there and are left alone.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from struct import error as StructError
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fedslice.errors import UserError, unknown
+
+AGES = (1, 18, 25, 35, 45, 50, 56)
+"""The lower ends of MovieLens-1M's age groups; the years of MovieLens-100K are put into the same groups."""
+
+MAX_BYTES = 2 * 1024**3
+"""No file of these data sets comes near this size: a larger one is a mistake or made to fill the memory."""
+
+_GENDERS = {b"F": 0, b"M": 1}
+_WHOLE = re.compile(rb" *[+-]?[0-9]{1,18}")
+_HIGHEST = 10**18 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """All ratings of one data set in file order, and what is known of every user."""
+
+    user: NDArray[np.int32]
+    """Per rating: the user's place in the users file."""
+    movie: NDArray[np.int32]
+    """Per rating: the movie's place in the catalogue, which also lists movies nobody rated."""
+    rating: NDArray[np.int8]
+    """Per rating: 1 to 5."""
+    timestamp: NDArray[np.int64]
+    """Per rating: seconds since 1970."""
+    gender: NDArray[np.int8]
+    """Per user: 0 for F, 1 for M."""
+    age: NDArray[np.int8]
+    """Per user: the place of the age group in `AGES`."""
+    users: int
+    movies: int
+
+
+@dataclass(frozen=True)
+class _Table:
+    file: str
+    separator: bytes
+    columns: int
+
+
+@dataclass(frozen=True)
+class _Layout:
+    name: str
+    ratings: _Table
+    users: _Table
+    movies: _Table
+    gender_column: int
+    age_column: int
+    age_codes: range | tuple[int, ...]
+    age_expected: str
+
+
+_LAYOUTS = {
+    "1m": _Layout(
+        name="ml-1m",
+        ratings=_Table("ratings.dat", b"::", 4),
+        users=_Table("users.dat", b"::", 5),
+        movies=_Table("movies.dat", b"::", 3),
+        gender_column=1,
+        age_column=2,
+        age_codes=AGES,
+        age_expected=f"one of the age codes {', '.join(map(str, AGES))}",
+    ),
+    "100k": _Layout(
+        name="ml-100k",
+        ratings=_Table("u.data", b"\t", 4),
+        users=_Table("u.user", b"|", 5),
+        movies=_Table("u.item", b"|", 24),
+        gender_column=2,
+        age_column=1,
+        age_codes=range(1, 121),
+        age_expected="an age from 1 to 120 years",
+    ),
+}
+
+
+def read(path: Path, variant: str = "1m") -> Ratings:
+    """Read `variant` ("1m" or "100k") from its official zip, or a folder with that zip or with its files.
+
+    Inside the zip or folder the files may lie in a subfolder named as the data set (ml-1m, ml-100k).
+    """
+    if variant not in _LAYOUTS:
+        raise unknown("MovieLens variant", variant, _LAYOUTS)
+    layout = _LAYOUTS[variant]
+    container, prefix = _locate(path, variant)
+    users, gender, age = _read_users(_load(container, prefix + layout.users.file), layout)
+    movies = _read_movies(_load(container, prefix + layout.movies.file), layout)
+    source = _load(container, prefix + layout.ratings.file)
+    columns = _ratings_fast(source, layout, users, movies)
+    if columns is None:  # something is wrong: find the first bad line
+        columns = _ratings_slow(source, layout, users, movies)
+    user, movie, rating, timestamp = columns
+
+    idle = np.flatnonzero(np.bincount(user, minlength=len(users)) == 0)
+    if len(idle):
+        line = int(idle[0]) + 1
+        raise _bad_line(
+            f"{container / prefix / layout.users.file}",
+            line,
+            f"user {users[idle[0]]} has no rating in {layout.ratings.file}",
+            "at least one rating of every user, as a client without samples cannot train",
+        )
+    return Ratings(
+        user=user.astype(np.int32),
+        movie=movie.astype(np.int32),
+        rating=rating.astype(np.int8),
+        timestamp=timestamp.astype(np.int64),
+        gender=gender,
+        age=age,
+        users=len(users),
+        movies=len(movies),
+    )
+
+
+# --- where the files are -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    place: str
+    raw: bytes
+
+
+def _locate(path: Path, variant: str) -> tuple[Path, str]:
+    """The zip or folder that holds the ratings file, and the subfolder inside it."""
+    found = _search(path, _LAYOUTS[variant])
+    if found is not None:
+        return found
+    if not path.exists():
+        raise UserError(f"{path} does not exist, expected the official zip of MovieLens or a folder with its files.")
+    layout = _LAYOUTS[variant]
+    for name, other in _LAYOUTS.items():
+        if name != variant and _search(path, other) is not None:
+            raise UserError(f"{path} holds {other.name}, expected {layout.name}; ask for variant {name!r}.")
+    wanted = f"{layout.ratings.file} or {layout.name}/{layout.ratings.file}"
+    if path.is_dir():
+        wanted += f" or {layout.name}.zip"
+    raise UserError(f"{path} holds no {wanted}; give the official {layout.name}.zip or the folder with its files.")
+
+
+def _search(path: Path, layout: _Layout) -> tuple[Path, str] | None:
+    containers = [path, path / f"{layout.name}.zip"] if path.is_dir() else [path]
+    for container in containers:
+        for prefix in ("", f"{layout.name}/"):
+            if _holds(container, prefix + layout.ratings.file):
+                return container, prefix
+    return None
+
+
+def _holds(container: Path, name: str) -> bool:
+    if container.is_file():
+        with _archive(container) as archive:
+            return name in archive.namelist()
+    return (container / name).is_file()
+
+
+def _load(container: Path, name: str) -> _Source:
+    """One file's bytes, from a folder or straight from the zip."""
+    place = f"{container / name}"
+    if not _holds(container, name):
+        raise UserError(f"{place} is missing, expected it beside the other files of the data set; fetch it again.")
+    if container.is_dir():
+        try:
+            _check_size(place, (container / name).stat().st_size)
+            return _Source(place, (container / name).read_bytes())
+        except OSError as error:
+            raise UserError(f"{place} cannot be read ({error.strerror}); check its permissions.") from error
+    with _archive(container) as archive:
+        info = archive.getinfo(name)
+        _check_size(place, info.file_size)
+        with archive.open(info) as member:
+            return _Source(place, member.read(info.file_size))
+
+
+def _check_size(place: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise UserError(
+            f"{place} claims {size:,} bytes, expected at most {MAX_BYTES:,}; fetch the official file again."
+        )
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The opened zip; whatever zipfile raises over a damaged one becomes one sentence."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        StructError,
+        EOFError,
+        OSError,
+        OverflowError,
+        RuntimeError,  # encrypted, or a compression method nobody uses (NotImplementedError)
+        UnicodeDecodeError,
+    ) as error:
+        raise UserError(
+            f"{path} cannot be read as a zip archive ({str(error) or type(error).__name__}), "
+            "expected the official zip of MovieLens; fetch it again."
+        ) from error
+
+
+# --- what is in them ---------------------------------------------------------------------------------------
+
+
+def _bad_line(place: str, line: int, found: str, expected: str) -> UserError:
+    return UserError(f"{place}, line {line}: {found}, expected {expected}; correct the line or fetch the file again.")
+
+
+def _show(text: bytes) -> str:
+    return repr(text[:40].decode("latin-1")) + ("..." if len(text) > 40 else "")
+
+
+def _lines(source: _Source, table: _Table) -> Iterator[tuple[int, list[bytes]]]:
+    """Every line's number and fields."""
+    separator = _show(table.separator)
+    if not source.raw.strip():
+        raise UserError(
+            f"{source.place} is empty, expected lines of {table.columns} columns separated by {separator}; "
+            "fetch the file again."
+        )
+    for number, line in enumerate(source.raw.rstrip(b"\r\n").split(b"\n"), start=1):
+        fields = line.rstrip(b"\r").split(table.separator)
+        if len(fields) != table.columns:
+            raise _bad_line(
+                source.place,
+                number,
+                f"{len(fields)} column{'s' * (len(fields) != 1)} found in {_show(line)}",
+                f"{table.columns} separated by {separator}",
+            )
+        yield number, fields
+
+
+def _whole(text: bytes, allowed: range | tuple[int, ...]) -> int | None:
+    """The whole number that `text` is, if it is one and allowed."""
+    if _WHOLE.fullmatch(text) is None:
+        return None
+    value = int(text)
+    return value if value in allowed else None
+
+
+def _add_id(source: _Source, number: int, text: bytes, kind: str, seen: dict[int, int]) -> None:
+    value = _whole(text, range(_HIGHEST))
+    if value is None:
+        raise _bad_line(source.place, number, f"the {kind} id is {_show(text)}", "a whole number, 0 or more")
+    if value in seen:
+        raise _bad_line(
+            source.place,
+            number,
+            f"{kind} {value} is there already in line {seen[value] + 1}",
+            "every id once",
+        )
+    seen[value] = number - 1
+
+
+def _read_users(source: _Source, layout: _Layout) -> tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int8]]:
+    ids: dict[int, int] = {}
+    genders: list[int] = []
+    ages: list[int] = []
+    for number, fields in _lines(source, layout.users):
+        _add_id(source, number, fields[0], "user", ids)
+        gender = _GENDERS.get(fields[layout.gender_column])
+        if gender is None:
+            raise _bad_line(source.place, number, f"the gender is {_show(fields[layout.gender_column])}", "'F' or 'M'")
+        age = _whole(fields[layout.age_column], layout.age_codes)
+        if age is None:
+            raise _bad_line(source.place, number, f"the age is {_show(fields[layout.age_column])}", layout.age_expected)
+        genders.append(gender)
+        ages.append(age)
+    groups = np.searchsorted(AGES, ages, side="right") - 1
+    return np.array(list(ids), np.int64), np.array(genders, np.int8), groups.astype(np.int8)
+
+
+def _read_movies(source: _Source, layout: _Layout) -> NDArray[np.int64]:
+    ids: dict[int, int] = {}
+    for number, fields in _lines(source, layout.movies):
+        _add_id(source, number, fields[0], "movie", ids)
+    return np.array(list(ids), np.int64)
+
+
+_Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _ratings_fast(
+    source: _Source, layout: _Layout, users: NDArray[np.int64], movies: NDArray[np.int64]
+) -> _Columns | None:
+    """User, movie, rating and time of every line, or None if any line is not as it should be."""
+    raw = source.raw.rstrip(b"\r\n")
+    if layout.ratings.separator != b"\t":
+        if b"\t" in raw:
+            return None
+        raw = raw.replace(layout.ratings.separator, b"\t")
+    try:
+        frame = pl.read_csv(
+            raw,
+            separator="\t",
+            has_header=False,
+            quote_char=None,
+            schema=dict.fromkeys(("user", "movie", "rating", "timestamp"), pl.Int64),
+        )
+    except pl.exceptions.PolarsError:
+        return None
+    if not len(frame) or any(column.null_count() for column in frame):
+        return None
+    user, movie, rating, timestamp = (column.to_numpy() for column in frame)
+    user, movie = _places(users, user), _places(movies, movie)
+    if min(user.min(), movie.min(), timestamp.min()) < 0 or rating.min() < 1 or rating.max() > 5:
+        return None
+    return user, movie, rating, timestamp
+
+
+def _places(ids: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each value stands in `ids`, or -1."""
+    order = np.argsort(ids)
+    at = np.searchsorted(ids[order], values).clip(max=len(ids) - 1)
+    place = order[at]
+    return np.where(ids[place] == values, place, -1)
+
+
+def _ratings_slow(source: _Source, layout: _Layout, users: NDArray[np.int64], movies: NDArray[np.int64]) -> _Columns:
+    """The same as the fast way, line by line, to name the first line that is not as it should be."""
+    catalogues = {
+        kind: {int(value): place for place, value in enumerate(ids)}
+        for kind, ids in (("user", users), ("movie", movies))
+    }
+    files = {"user": layout.users.file, "movie": layout.movies.file}
+    rows: list[list[int]] = []
+    for number, fields in _lines(source, layout.ratings):
+        row: list[int] = []
+        for kind, text in zip(("user", "movie"), fields[:2], strict=True):
+            value = _whole(text, range(_HIGHEST))
+            if value is None or value not in catalogues[kind]:
+                raise _bad_line(
+                    source.place,
+                    number,
+                    f"the {kind} id is {_show(text)}",
+                    f"a {kind} listed in {files[kind]}",
+                )
+            row.append(catalogues[kind][value])
+        for kind, text, allowed, expected in (
+            ("rating", fields[2], range(1, 6), "a whole number from 1 to 5"),
+            ("timestamp", fields[3], range(_HIGHEST), "a whole number of seconds, 0 or more"),
+        ):
+            value = _whole(text, allowed)
+            if value is None:
+                raise _bad_line(source.place, number, f"the {kind} is {_show(text)}", expected)
+            row.append(value)
+        rows.append(row)
+    user, movie, rating, timestamp = np.array(rows, np.int64).T
+    return user, movie, rating, timestamp

@@ -1,0 +1,120 @@
+"""Which engine, and how many clients at once: a short calibration that counts instead of timing.
+
+Timing would let the noise of a machine pick the engine, and two runs of one command could then differ in the last
+bits. One step of one client is run and its operations, floating-point work and memory are counted; the same task and
+recipe always get the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedslice.engines.base import Engine
+from fedslice.engines.sequential import Sequential
+from fedslice.engines.vectorized import Vectorized
+from fedslice.errors import unknown
+from fedslice.local.sgd import SGD
+from fedslice.task import Task
+from fedslice.work import Work
+
+ENGINES: dict[str, type[Engine]] = {"vectorized": Vectorized, "sequential": Sequential}
+
+# Vectorising spares each client the fixed price of an operation. In exchange a convolution whose weights differ by
+# client runs as a grouped one, at about a third of its speed.
+_OPERATION_SECONDS = 10e-6
+_FLOPS_PER_SECOND = 2e10
+_GROUPED_SLOWDOWN = 2.0
+_CHUNK_BYTES = 64 << 20  # what a chunk's values and activations may take: more falls out of the caches
+
+
+class Choice(NamedTuple):
+    """An engine, the number of clients it takes at once, and why."""
+
+    engine: Engine
+    chunk: int
+    reason: str
+
+
+def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work) -> Choice:
+    """The engine by name, or by counting on ``work``, a chunk of a few clients."""
+    if name != "auto" and name not in ENGINES:
+        raise unknown("engine", name, [*ENGINES, "auto"])
+    one = _first_step(work.client(0))
+    cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
+    size = chunk or max(1, int(_CHUNK_BYTES // cost.bytes))
+    if name != "auto":
+        return Choice(ENGINES[name](), size, "by name")
+    saved = cost.operations * _OPERATION_SECONDS
+    lost = cost.convolution / _FLOPS_PER_SECOND * _GROUPED_SLOWDOWN
+    if lost > saved:
+        return Choice(Sequential(), size, "convolutions outweigh what vectorising spares")
+    try:
+        Vectorized().train(task, local, _first_step(work))
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        return Choice(Sequential(), size, f"vmap cannot carry this model ({first})")
+    return Choice(Vectorized(), size, "many small operations")
+
+
+class _Cost(NamedTuple):
+    operations: int
+    convolution: float
+    bytes: int
+
+
+class _Operations(TorchDispatchMode):
+    """Counts the kernels that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _count(task: Task, local: SGD, work: Work) -> _Cost:
+    """Operations, convolution work and bytes of one client's step."""
+    kept = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel() * tensor.element_size()
+        return tensor
+
+    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with _Operations() as operations, FlopCounterMode(display=False) as flops, saved:
+        Sequential().train(task, local, work)
+    by_operation = flops.get_flop_counts().get("Global", {})
+    convolution = sum(count for kind, count in by_operation.items() if "convolution" in str(kind))
+    values = sum(v.numel() * v.element_size() for v in work.start.values())
+    return _Cost(operations.count, float(convolution), 3 * values + kept)
+
+
+def _first_step(work: Work) -> Work:
+    """The same work, cut to its first batch."""
+    features = {name: column[:, :1] for name, column in work.features.items()}
+    return Work(
+        work.round,
+        work.clients,
+        work.hold,
+        work.down,
+        work.layout,
+        work.start,
+        features,
+        work.label[:, :1],
+        work.real[:, :1],
+    )

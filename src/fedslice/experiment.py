@@ -1,0 +1,158 @@
+"""The round loop, the only one of the project."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedslice import rng
+from fedslice.engines import Trained, choose
+from fedslice.engines.choose import Choice
+from fedslice.errors import UserError
+from fedslice.evaluate import evaluate
+from fedslice.parts import RoundEnd, World
+from fedslice.recipe import Recipe
+from fedslice.slice import Values
+from fedslice.store import Store
+from fedslice.task import Task
+from fedslice.work import Work, download, upload
+
+Row = dict[str, Any]
+
+
+class Experiment:
+    """A task trained by a recipe for a number of rounds.
+
+    ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
+    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        recipe: Recipe,
+        *,
+        rounds: int,
+        seed: int = 0,
+        eval_every: int = 10,
+        engine: str = "auto",
+        chunk: int | None = None,
+        device: str = "cpu",
+    ):
+        for name, value in {
+            "rounds": rounds,
+            "eval_every": eval_every,
+            "chunk": 1 if chunk is None else chunk,
+        }.items():
+            if value < 1:
+                raise UserError(f"{name}={value}; give 1 or more.")
+        self.rounds = rounds
+        self.seed = seed
+        self.eval_every = eval_every
+        self.recipe = copy.deepcopy(recipe)  # parts have memories; a recipe is reused, a memory is not
+        place = _device(device)
+        population = self.recipe.select.population(task)
+        self.task = population if place.type == "cpu" else population.to(place)
+        self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
+        self.store = Store(len(self.task.federation), place)
+        self.world = World(self.task, seed, self.store)
+        self.recipe.setup(self.world)
+        self.round = 0
+        self.up_bytes = self.down_bytes = self.rejected = 0
+        self.seconds = 0.0
+        self._asked = (engine, chunk)
+        self._chosen: Choice | None = None
+
+    @property
+    def engine(self) -> Choice:
+        """The engine this experiment runs on; chosen when first asked for."""
+        if self._chosen is None:
+            cohort = self.recipe.select.choose(0, len(self.task.federation), self.seed)
+            few = cohort.clients[:2].to(self.store.device)
+            work = download(self.world, self.recipe, self.model, 0, few, cohort.draws[:2])
+            self._chosen = choose(*self._asked, self.task, self.recipe.local, work)
+        return self._chosen
+
+    def run(self, tick: Callable[[int], None] = lambda _: None) -> list[Row]:
+        """All remaining rounds; ``tick`` is told the number of each that is done."""
+        return list(self.stream(tick))
+
+    def stream(self, tick: Callable[[int], None] = lambda _: None) -> Iterator[Row]:
+        """The same, one row at a time: between rows the experiment can be saved."""
+        if self.round == 0:
+            yield self._row()
+        while self.round < self.rounds:
+            began = time.perf_counter()
+            self._one_round(self.round)
+            self.round += 1
+            self.seconds += time.perf_counter() - began
+            tick(self.round)
+            if self.round % self.eval_every == 0 or self.round == self.rounds:
+                yield self._row()
+
+    def _one_round(self, t: int) -> None:
+        recipe, world, engine = self.recipe, self.world, self.engine
+        cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
+        total = recipe.combine.begin()
+        losses = []
+        for clients, draws in zip(cohort.clients.split(engine.chunk), cohort.draws.split(engine.chunk), strict=True):
+            work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
+            trained = self._train(work)
+            sent, broken = upload(world, recipe, self.model, work, trained.end)
+            message = recipe.codec.encode(t, sent)
+            total.add(recipe.codec.decode(t, message))
+            losses.append(trained.losses)
+            self.rejected += int(broken.sum())
+            if recipe.select.remote:
+                self.up_bytes += int(message.bytes.sum())
+                self.down_bytes += int(recipe.codec.down_bytes(t, work.down, self.task.itemsize).sum())
+        mean = recipe.codec.lift(t, total.mean())
+        change = recipe.server.step(self.model, recipe.combine.correct(mean, total))
+        recipe.observe(RoundEnd(t, cohort.clients, torch.cat(losses), change))
+
+    def _train(self, work: Work) -> Trained:
+        """Local training; layers with randomness of their own draw from the round's and the chunk's stream."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.torch_seed(self.seed, rng.Purpose.NOISE, work.round, int(work.clients[0])))
+            return self.engine.engine.train(self.task, self.recipe.local, work)
+
+    def _row(self) -> Row:
+        counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
+        scores = evaluate(self.task, self.model, self.seed)
+        return {"round": self.round, **scores, **counts, "seconds": self.seconds}
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a restart needs: tensors, and a few numbers. Randomness needs nothing but the round."""
+        tensors = {f"model.{name}": value for name, value in self.model.items()}
+        tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
+        tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
+        numbers = ("round", "up_bytes", "down_bytes", "rejected", "seconds")
+        return tensors, {name: getattr(self, name) for name in numbers}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Continue where a saved experiment stood."""
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "store": {}, "parts": {}}
+        for key, value in tensors.items():
+            group, _, name = key.partition(".")
+            groups[group][name] = value.to(self.store.device)
+        self.model = groups["model"]
+        self.store.load_state_dict(groups["store"])
+        self.recipe.load_state_dict(groups["parts"])
+        for name in ("round", "up_bytes", "down_bytes", "rejected", "seconds"):
+            setattr(self, name, numbers[name])
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"device={name!r} is not to be had on this machine; use cpu, or cuda or mps where present."
+        ) from None
+    return device

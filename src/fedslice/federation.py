@@ -1,0 +1,225 @@
+"""A federation: all clients' samples in flat arrays, with offsets that say where each client begins.
+
+There is no object per client, so a million clients cost two arrays. Samples of variable length (histories,
+token sequences) are kept end to end and padded only inside a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedslice import rng
+from fedslice.errors import UserError
+
+PAD = 0  # the id that fills a sequence up inside a batch; its row belongs to everyone
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sequences of differing lengths: sample i is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """From a list of lists of ids."""
+        lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+        flat = [value for row in rows for value in row]
+        return cls(torch.tensor(flat, dtype=torch.int64), _offsets(lengths))
+
+    @property
+    def lengths(self) -> Tensor:
+        """Length of every sequence."""
+        return self.offsets.diff()
+
+    def take(self, index: Tensor) -> Ragged:
+        """The chosen sequences, in the given order."""
+        flat, _ = ranges(self.offsets, index)
+        return Ragged(self.values[flat], _offsets(self.lengths[index]))
+
+    def padded(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Sequences ``index`` [...] as ids [..., longest], filled up with ``PAD``, and their lengths [...]."""
+        start, length = self.offsets[index], self.lengths[index]
+        longest = int(length.max()) if length.numel() else 0
+        place = torch.arange(longest, device=start.device)
+        valid = place < length[..., None]
+        flat = (start[..., None] + place).masked_fill(~valid, 0)
+        if not len(self.values):
+            return flat, length
+        return self.values[flat].masked_fill(~valid, PAD), length
+
+
+Feature = Tensor | Ragged
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples sorted by client: client c owns ``offsets[c]:offsets[c + 1]``, in the order they were given."""
+
+    features: dict[str, Feature]
+    label: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Samples per client."""
+        return self.offsets.diff()
+
+    def batch(self, index: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Features and labels of samples ``index`` [...]; a ragged feature brings ``<name>_length`` along."""
+        features: dict[str, Tensor] = {}
+        for name, column in self.features.items():
+            if isinstance(column, Ragged):
+                features[name], features[f"{name}_length"] = column.padded(index)
+            else:
+                features[name] = column[index]
+        return features, self.label[index]
+
+    def take(self, index: Tensor, offsets: Tensor) -> Samples:
+        """The chosen samples, with the offsets of the clients they then belong to."""
+        features = {n: c.take(index) if isinstance(c, Ragged) else c[index] for n, c in self.features.items()}
+        return Samples(features, self.label[index], offsets)
+
+    def to(self, device: torch.device) -> Samples:
+        """The same samples on another device."""
+        moved: dict[str, Feature] = {
+            name: Ragged(column.values.to(device), column.offsets.to(device))
+            if isinstance(column, Ragged)
+            else column.to(device)
+            for name, column in self.features.items()
+        }
+        return Samples(moved, self.label.to(device), self.offsets.to(device))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The clients that can train (those with at least one training sample) and the samples to test on.
+
+    ``ids`` are the clients' own names in the order of ``train``; inside the library a client is its place in
+    that order. Test samples may come from clients that do not train.
+    """
+
+    train: Samples
+    test: Samples
+    ids: np.ndarray[Any, np.dtype[Any]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        client: Any,
+        features: Mapping[str, Any],
+        label: Any,
+        test: Any = 0.2,
+        by: Literal["sample", "client"] = "sample",
+        seed: int = 0,
+    ) -> Federation:
+        """Group samples by client and hold some out.
+
+        ``test`` is a fraction, drawn over samples or over whole clients (``by``), or a boolean array that marks
+        the test samples. Features are arrays with one row per sample, or :class:`Ragged`.
+
+        >>> f = Federation.from_arrays(client=[7, 3, 7], features={"x": [0, 1, 2]}, label=[0.0, 1.0, 1.0], test=0.0)
+        >>> f.ids.tolist(), f.train.sizes.tolist()
+        ([3, 7], [1, 2])
+        """
+        owner = np.asarray(client)
+        samples = _checked(features, label, len(owner))
+        held_out = _held_out(test, by, owner, seed)
+        trainable, place = np.unique(owner[~held_out], return_inverse=True)
+        if not len(trainable):
+            raise UserError("the federation has no training sample; hold fewer samples out (test=...).")
+        order = np.flatnonzero(~held_out)[np.argsort(place, kind="stable")]
+        sizes = np.bincount(place, minlength=len(trainable))
+        train = samples.take(torch.from_numpy(order), _offsets(torch.from_numpy(sizes)))
+        known = np.isin(owner, trainable) & held_out
+        tested = np.searchsorted(trainable, owner[known])
+        strangers = np.flatnonzero(held_out & ~known)
+        order = np.concatenate([np.flatnonzero(known)[np.argsort(tested, kind="stable")], strangers])
+        sizes = np.bincount(tested, minlength=len(trainable))
+        return cls(train, samples.take(torch.from_numpy(order), _offsets(torch.from_numpy(sizes))), trainable)
+
+    def pooled(self) -> Federation:
+        """All training samples in the hands of one client: the reference that is not federated."""
+        offsets = self.train.offsets[[0, -1]]
+        return replace(self, train=replace(self.train, offsets=offsets), ids=np.array(["pooled"]))
+
+    def to(self, device: torch.device) -> Federation:
+        """The same federation on another device."""
+        return Federation(self.train.to(device), self.test.to(device), self.ids)
+
+
+def ranges(offsets: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The members of the ranges ``index``, end to end, and for each the place in ``index`` it belongs to."""
+    sizes = offsets[index + 1] - offsets[index]
+    owner = torch.repeat_interleave(torch.arange(len(index), device=sizes.device), sizes)
+    first = sizes.cumsum(0) - sizes
+    flat = torch.arange(len(owner), device=sizes.device) - first[owner] + offsets[index][owner]
+    return flat, owner
+
+
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(torch.int64)
+
+
+def _held_out(test: Any, by: str, owner: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    if not isinstance(test, int | float):
+        mask = np.asarray(test)
+        if mask.shape != owner.shape or mask.dtype != np.bool_:
+            raise UserError(
+                f"test has shape {mask.shape} and type {mask.dtype}; give a fraction or one boolean per sample "
+                f"({len(owner)})."
+            )
+        return mask
+    if not 0 <= test < 1:
+        raise UserError(f"test={test} is not a fraction; give a number from 0 up to, not including, 1.")
+    pool = np.arange(len(owner)) if by == "sample" else np.unique(owner)
+    order = rng.generator(seed, rng.Purpose.SPLIT).permutation(len(pool))
+    chosen = pool[order[: round(test * len(pool))]]
+    if by == "client":
+        return np.isin(owner, chosen)
+    mask = np.zeros(len(owner), dtype=np.bool_)
+    mask[chosen] = True
+    return mask
+
+
+def _checked(features: Mapping[str, Any], label: Any, count: int) -> Samples:
+    """Arrays as tensors, after their lengths, types and finiteness have been seen to be right."""
+    columns: dict[str, Feature] = {}
+    for name, column in {**features, "label": label}.items():
+        array: Feature = column if isinstance(column, Ragged) else _tensor(name, column)
+        if len(array) != count:
+            raise UserError(f"feature {name!r} has {len(array)} rows but client has {count}; give one per sample.")
+        flat = array.values if isinstance(array, Ragged) else array
+        if flat.is_floating_point() and not bool(torch.isfinite(flat).all()):
+            row = int((~torch.isfinite(flat)).reshape(len(flat), -1).any(1).nonzero()[0])
+            raise UserError(f"feature {name!r} row {row} is NaN or infinite; every value must be finite.")
+        columns[name] = array
+    target = columns.pop("label")
+    if isinstance(target, Ragged):
+        raise UserError("label is Ragged; give one label per sample.")
+    return Samples(columns, target, torch.tensor([0, count]))
+
+
+def _tensor(name: str, column: Any) -> Tensor:
+    try:
+        array = torch.as_tensor(np.asarray(column) if not isinstance(column, Tensor) else column)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"feature {name!r} is not an array of numbers ({error}); convert it first.") from None
+    return array.to(torch.get_default_dtype()) if array.is_floating_point() else array

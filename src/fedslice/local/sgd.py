@@ -1,0 +1,135 @@
+"""Local SGD (S0, algorithm 1, lines 14-17), and the batches it is fed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import KW_ONLY
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedslice import rng
+from fedslice.parts import CHECKED, Count, Part, Positive
+from fedslice.slice import Values
+from fedslice.task import Loss
+
+Forward = Callable[[Values, dict[str, Tensor]], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Sample numbers inside each client, [clients, steps, batch]; ``real`` is false where a place is filled up.
+
+    A filled-up place repeats one of the client's samples and weighs nothing.
+    """
+
+    index: Tensor
+    real: Tensor
+
+
+@dataclass(config=CHECKED)
+class SGD(Part):
+    """Plain SGD for ``iterations`` steps (10 unless said otherwise) or ``epochs`` passes.
+
+    ``order``: batches are drawn with replacement (``random``, the default for iterations), by a fresh shuffle for
+    every pass (``shuffled``, the default for epochs), or in the client's own order, from its beginning in every
+    round (``file``). ``batch_size=None`` is the exact gradient. ``clip`` bounds the norm of each client's gradient;
+    ``decay`` multiplies the rate every round.
+    """
+
+    label = "sgd"
+    # A coordinate whose gradient is zero in all steps stays where it was. The engine then trains only the table rows
+    # that a client's batches name, which is the same result at the cost of the batches (T09).
+    follows_gradient: ClassVar[bool] = True
+
+    _: KW_ONLY
+    lr: Positive = 0.1
+    iterations: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count | None = 5
+    order: Literal["random", "shuffled", "file"] | None = None
+    clip: Positive | None = None
+    decay: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _one_length(self) -> SGD:
+        if self.epochs is not None and self.iterations is not None:
+            raise ValueError(f"iterations={self.iterations} and epochs={self.epochs} are both given; give one")
+        return self
+
+    def rate(self, t: int) -> float:
+        """Learning rate of round ``t``."""
+        return self.lr * self.decay**t
+
+    def batches(self, t: int, clients: Tensor, draws: Tensor, sizes: Tensor, scale: int, seed: int) -> Batches:
+        """What each client trains on, the same for any engine, chunk or order of clients."""
+        who, draw, size = (x.cpu().numpy()[:, None] for x in (clients, draws, sizes))
+        width = int(size.max()) if self.batch_size is None else self.batch_size * scale
+        per_pass = np.ones_like(size) if self.batch_size is None else -(-size // width)
+        steps = per_pass * self.epochs if self.epochs else np.full_like(size, self.iterations or 10)
+        places = np.arange(int(steps.max()) * width)[None]
+        real = places // width < steps
+        order = self.order or ("shuffled" if self.epochs else "random")
+        if order == "random" and self.batch_size is not None:
+            index = rng.integers(size, seed, rng.Purpose.BATCH, t, who, draw, places)
+        elif self.epochs or self.batch_size is None:  # a pass ends at the last sample; its last batch is filled up
+            visit, inside = np.divmod(places, per_pass * width)
+            index, real = np.minimum(inside, size - 1), real & (inside < size)
+            index = self._shuffle(order, index, visit, size, (seed, rng.Purpose.BATCH, t, who, draw))
+        else:  # a number of iterations: passes follow each other without a gap
+            visit, index = np.divmod(places, size)
+            index = self._shuffle(order, index, visit, size, (seed, rng.Purpose.BATCH, t, who, draw))
+        shape = (len(size), int(steps.max()), width)
+        return Batches(
+            torch.from_numpy(index.reshape(shape)).to(clients.device),
+            torch.from_numpy(real.reshape(shape)).to(clients.device),
+        )
+
+    @staticmethod
+    def _shuffle(
+        order: str,
+        index: NDArray[np.int64],
+        visit: NDArray[np.int64],
+        size: NDArray[np.int64],
+        key: tuple[rng.Words, ...],
+    ) -> NDArray[np.int64]:
+        """Replace the place in a pass by the sample that the pass's own permutation puts there."""
+        if order != "shuffled":
+            return index
+        place = np.arange(int(size.max()))[None]
+        out = index.copy()
+        for one in range(int(visit.max()) + 1):
+            keys = rng.bits(*key, one, place)
+            keys[place >= size] = np.iinfo(np.uint64).max
+            permutation = np.argsort(keys, axis=1, kind="stable")
+            out = np.where(visit == one, np.take_along_axis(permutation, index, axis=1), out)
+        return out
+
+    def objective(
+        self,
+        forward: Forward,
+        loss: Loss,
+        parameters: Values,
+        features: dict[str, Tensor],
+        label: Tensor,
+        real: Tensor,
+    ) -> Tensor:
+        """Mean loss of each client's batch: [clients]."""
+        output = forward(parameters, features)
+        each = loss(output.flatten(0, 1), label.flatten(0, 1)).view(label.shape[:2])
+        return (each * real).sum(1) / real.sum(1).clamp(min=1)
+
+    def direction(self, gradient: Values, parameters: Values, start: Values) -> Values:  # noqa: ARG002
+        """From a gradient to a step: here only the clipping, which looks at each client alone."""
+        if self.clip is None:
+            return gradient
+        squares = [g.flatten(1).square().sum(1) for g in gradient.values()]
+        norm = torch.stack(squares).sum(0).sqrt()
+        factor = self.clip / norm.clamp(min=self.clip)
+        return {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in gradient.items()}

@@ -1,0 +1,49 @@
+"""What travels: a chunk's updates on their slices, and the server's step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedslice.slice import Slice, Values
+
+# A change of the model: per parameter the rows it touches (``None``: all) and the values to add there.
+Step = dict[str, tuple[Tensor | None, Tensor]]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a chunk of clients sends.
+
+    ``slice`` is what counts as sent: it sets the wire cost and who covers a coordinate. ``layout`` says where
+    ``values`` sit; it may leave out coordinates of ``slice`` whose update is known to be zero.
+    """
+
+    clients: Tensor
+    weights: Tensor  # float64, on the CPU
+    slice: Slice
+    layout: Slice
+    values: Values
+
+    def without_broken(self) -> tuple[Upload, Tensor]:
+        """The same with every client silenced that sent a NaN or an infinity, and who they were.
+
+        A silenced client weighs nothing and its values are zero: one bad client cannot spoil a round.
+        """
+        fine = torch.ones(len(self.clients), dtype=torch.bool, device=self.clients.device)
+        for value in self.values.values():
+            fine &= torch.isfinite(value).flatten(1).all(1)
+        if bool(fine.all()):
+            return self, ~fine
+        values = {n: v.masked_fill(~fine.view(-1, *[1] * (v.dim() - 1)), 0) for n, v in self.values.items()}
+        return replace(self, values=values, weights=self.weights * fine.to(self.weights.device)), ~fine
+
+
+@dataclass(frozen=True)
+class Message:
+    """An encoded upload and its true size in bytes, per client."""
+
+    upload: Upload
+    bytes: Tensor

@@ -1,0 +1,6 @@
+"""The models of the papers' tasks: plain `nn.Module`s that work alone and stacked under `torch.func.vmap`."""
+
+from fedslice.models.din import DIN
+from fedslice.models.logistic import SparseLogistic
+
+__all__ = ["DIN", "SparseLogistic"]

@@ -1,0 +1,75 @@
+"""What the parts of a recipe have in common: set-up, memory, and a look at each finished round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from fedslice.slice import Values
+
+if TYPE_CHECKING:
+    from fedslice.recipe import Recipe
+    from fedslice.store import Store
+    from fedslice.task import Task
+
+# Settings of parts are checked where they are given: a wrong value never reaches a round.
+CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class World:
+    """What a part may know when a run begins."""
+
+    task: Task
+    seed: int
+    store: Store
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What a part may look at when a round is over: the cohort, its losses, and how the model changed.
+
+    ``change`` holds, per parameter that changed, the changed rows (``None``: all) and the difference.
+    """
+
+    round: int
+    clients: Tensor
+    losses: Tensor
+    change: Mapping[str, tuple[Tensor | None, Tensor]]
+
+
+class Part:
+    """A part of a recipe. Its constructor takes hyperparameters and nothing else."""
+
+    label: ClassVar[str]  # the part's name in tables, experiment files and on the command line
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse, by name, a recipe this part cannot work in."""
+
+    def setup(self, world: World) -> None:
+        """Learn the population before the first round."""
+
+    def observe(self, end: RoundEnd) -> None:
+        """Look at a finished round."""
+
+    def state_dict(self) -> Values:
+        """What must survive a restart, as tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state but was given {', '.join(state)}")
+
+    def settings(self) -> dict[str, Any]:
+        """The hyperparameters, as they were given."""
+        fields: Mapping[str, Any] = getattr(self, "__dataclass_fields__", {})
+        return {name: getattr(self, name) for name in fields}

@@ -1,0 +1,27 @@
+"""The table of named methods. Each is one line; any other combination is as good (see :class:`Recipe`)."""
+
+from fedslice.codecs import StreamingSubspace
+from fedslice.combine import Coverage, HeatCorrected
+from fedslice.errors import unknown
+from fedslice.local import Prox
+from fedslice.recipe import Recipe
+from fedslice.select import Everyone, Pooled
+from fedslice.slices import ChannelDropout, FeatureRows, Shared
+
+RECIPES: dict[str, Recipe] = {
+    "fedavg": Recipe(),
+    "fedprox": Recipe(local=Prox(mu=0.01)),
+    "fedsubavg": Recipe(slices=FeatureRows(), combine=HeatCorrected()),
+    "submodelavg": Recipe(slices=FeatureRows(), combine=Coverage()),
+    "centralsgd": Recipe(select=Pooled()),
+    "feddd": Recipe(select=Everyone(), slices=ChannelDropout(), combine=Coverage()),
+    "flss": Recipe(codec=StreamingSubspace()),
+    "fdrl": Recipe(slices=Shared()),
+}
+
+
+def get(name: str) -> Recipe:
+    """A named method with its default settings."""
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return RECIPES[name]

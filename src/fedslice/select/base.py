@@ -1,0 +1,41 @@
+"""What every way to choose a cohort answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedslice.parts import Part
+from fedslice.task import Task
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round, in ascending order.
+
+    ``draws`` tells the first from the second appearance of a client drawn twice, so that its batches differ.
+    """
+
+    clients: Tensor
+    draws: Tensor
+
+
+class Select(Part):
+    """Who takes part."""
+
+    repeats: ClassVar[bool] = False  # may one client appear twice in a cohort?
+    remote: ClassVar[bool] = True  # does anything travel over a network?
+
+    def population(self, task: Task) -> Task:
+        """The task as its clients see it; only a reference that is not federated changes it."""
+        return task
+
+    def batch_scale(self) -> int:
+        """By how much a client's batches are larger than one client's own."""
+        return 1
+
+    def choose(self, t: int, clients: int, seed: int) -> Cohort:
+        """The cohort of round ``t`` out of this many clients."""
+        raise NotImplementedError

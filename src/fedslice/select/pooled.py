@@ -1,0 +1,30 @@
+"""CentralSGD: the reference in which all data lie in one place (S0, section 5.1)."""
+
+import torch
+from pydantic.dataclasses import dataclass
+
+from fedslice.parts import CHECKED, Count
+from fedslice.select.base import Cohort, Select
+from fedslice.task import Task
+
+
+@dataclass(config=CHECKED)
+class Pooled(Select):
+    """One client owns all samples and stands for a cohort: its batches are ``cohort`` times as large."""
+
+    label = "pooled"
+    remote = False
+
+    cohort: Count = 50
+
+    def population(self, task: Task) -> Task:
+        """Everyone's samples in one hand."""
+        return task.pooled()
+
+    def batch_scale(self) -> int:
+        """The pooled batch is K·B."""
+        return self.cohort
+
+    def choose(self, t: int, clients: int, seed: int) -> Cohort:  # noqa: ARG002
+        """The only client there is."""
+        return Cohort(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))

@@ -1,0 +1,38 @@
+"""Uniform sampling (S0, algorithm 1, line 3)."""
+
+import numpy as np
+import torch
+from pydantic.dataclasses import dataclass
+
+from fedslice import rng
+from fedslice.errors import UserError
+from fedslice.parts import CHECKED, Count, World
+from fedslice.select.base import Cohort, Select
+
+
+@dataclass(config=CHECKED)
+class Uniform(Select):
+    """``cohort`` clients, each equally likely, without replacement unless said otherwise."""
+
+    label = "uniform"
+
+    cohort: Count = 50
+    replacement: bool = False
+
+    @property
+    def repeats(self) -> bool:  # type: ignore[override]
+        """A client can be drawn twice only with replacement."""
+        return self.replacement
+
+    def setup(self, world: World) -> None:
+        """Refuse a cohort that the population cannot fill."""
+        clients = len(world.task.federation)
+        if self.cohort > clients and not self.replacement:
+            raise UserError(f"cohort={self.cohort} but the task has {clients} clients; give {clients} or fewer.")
+
+    def choose(self, t: int, clients: int, seed: int) -> Cohort:
+        """Draw with a generator of the round's own."""
+        draw = rng.generator(seed, rng.Purpose.COHORT, t)
+        chosen = np.sort(draw.choice(clients, self.cohort, replace=self.replacement))
+        first = np.searchsorted(chosen, chosen)
+        return Cohort(torch.from_numpy(chosen), torch.from_numpy(np.arange(len(chosen)) - first))

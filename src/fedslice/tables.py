@@ -1,0 +1,88 @@
+"""Which rows of which table each client's training data name: its index set S(i), and the rows' heat.
+
+FedSubAvg (S0, section 2): a client's submodel is the dense parameters and the embedding rows of the features
+in its own training data; the heat n_m of row m is the number of clients whose index set contains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedslice.federation import PAD, Ragged, Samples, ranges
+from fedslice.slice import Axis
+
+_IDS_AT_ONCE = 1 << 23
+
+
+class IndexSets:
+    """The rows each client holds in a group of tables that the same features index, worked out when asked for.
+
+    Tables that share a feature share their index sets: a client that holds an item's row holds it in all of
+    them. The padding row of a sequence feature belongs to everyone, like a dense parameter.
+    """
+
+    def __init__(self, samples: Samples, features: tuple[str, ...], tables: tuple[str, ...], rows: int):
+        self.features = features
+        self.tables = tables
+        self.rows = rows
+        self._samples = samples
+        self.padded = any(isinstance(samples.features[name], Ragged) for name in features)
+
+    def of(self, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Sorted distinct row ids of the given clients, end to end, and how many each has."""
+        index, owner = ranges(self._samples.offsets, clients)
+        keys = []
+        for name in self.features:
+            column = self._samples.features[name]
+            if isinstance(column, Ragged):
+                flat, place = ranges(column.offsets, index)
+                keys.append(owner[place] * self.rows + column.values[flat])
+            else:
+                ids = column[index].reshape(len(index), -1)
+                keys.append((owner[:, None] * self.rows + ids).flatten())
+        if self.padded:
+            keys.append(torch.arange(len(clients), device=index.device) * self.rows + PAD)
+        pairs = torch.from_numpy(np.unique(torch.cat(keys).cpu().numpy())).to(index.device)
+        return pairs % self.rows, torch.bincount(pairs // self.rows, minlength=len(clients))
+
+    def axis(self, clients: Tensor) -> Axis:
+        """The held rows as an axis of a slice; listed only if somebody looks at them."""
+        return Axis(self.counts[clients], lambda: Axis.from_flat(*self.of(clients)).ids)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Rows held by each client."""
+        return torch.cat([counts for _, _, counts in self._blocks()])
+
+    @cached_property
+    def heat(self) -> Tensor:
+        """n_m: how many clients hold row m."""
+        return self.weight(torch.ones(len(self._samples.sizes), dtype=torch.int64)).to(torch.int64)
+
+    def weight(self, weights: Tensor) -> Tensor:
+        """W_m: the summed weight of the clients that hold row m (S0, appendix D.4), in float64."""
+        total = torch.zeros(self.rows, dtype=torch.float64)
+        for clients, ids, counts in self._blocks():
+            held = torch.repeat_interleave(weights[clients.cpu()].to(torch.float64), counts.cpu())
+            total.index_add_(0, ids.cpu(), held)
+        return total
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Index sets of all clients, a bounded number of ids at a time."""
+        named = torch.zeros(len(self._samples), dtype=torch.int64)
+        for name in self.features:
+            column = self._samples.features[name]
+            named += column.lengths.cpu() if isinstance(column, Ragged) else column[0].numel()
+        ends = torch.cat([named.new_zeros(1), named.cumsum(0)])[self._samples.offsets.cpu()]
+        clients = len(ends) - 1
+        first = 0
+        while first < clients:
+            last = int(torch.searchsorted(ends, ends[first] + _IDS_AT_ONCE, right=True)) - 1
+            block = torch.arange(first, min(max(last, first + 1), clients), device=self._samples.offsets.device)
+            yield block, *self.of(block)
+            first = int(block[-1]) + 1

@@ -1,0 +1,170 @@
+"""A task: a federation, a plain ``nn.Module``, a loss, metrics, and which tables are indexed by which features."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedslice import rng
+from fedslice.errors import UserError, unknown
+from fedslice.federation import Federation, Ragged
+from fedslice.slice import Shapes, Values
+from fedslice.tables import IndexSets
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor], float]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned. Nothing to inherit: bring arrays, a module and two functions.
+
+    ``model`` is a module, or a function that builds one (called under a seed, so that runs with different seeds
+    start differently). Its ``forward`` takes the features by name; a :class:`Ragged` feature ``x`` arrives padded,
+    with ``x_length`` beside it. ``loss`` gives one value per sample. ``tables`` names, for each embedding-like
+    parameter, the features whose ids are its row numbers.
+    """
+
+    federation: Federation
+    model: nn.Module | Callable[[], nn.Module]
+    loss: Loss
+    tables: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    name: str = "task"
+    source: str = "own arrays"
+    train_sample: int = 10_000  # training samples on which train_loss is measured
+    eval_batch: int = 4096
+
+    def __post_init__(self) -> None:
+        self._check_module()
+        self._check_tables()
+        self._check_loss()
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The network's structure; its own parameter values are never used."""
+        return self.model if isinstance(self.model, nn.Module) else self._build(0)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """Shape of every trainable parameter."""
+        return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one parameter value."""
+        return max(p.element_size() for p in self.module.parameters())
+
+    @cached_property
+    def index_sets(self) -> list[IndexSets]:
+        """One entry per group of tables that share features."""
+        return [
+            IndexSets(self.federation.train, features, tables, self.shapes[tables[0]][0])
+            for features, tables in _groups(self._tables)
+        ]
+
+    def initial(self, seed: int) -> Values:
+        """The model a run starts from."""
+        module = self.model if isinstance(self.model, nn.Module) else self._build(seed)
+        return {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+
+    def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Tensor:
+        """The network's output for one client's parameters and one batch."""
+        out: Tensor = functional_call(self.module, dict(parameters), kwargs=dict(features))
+        return out
+
+    def pooled(self) -> Task:
+        """The same task with one client that owns all data."""
+        return replace(self, federation=self.federation.pooled(), model=self.model)
+
+    def to(self, device: torch.device) -> Task:
+        """The same task on another device."""
+        model = self.model
+        moved = model.to(device) if isinstance(model, nn.Module) else lambda: model().to(device)
+        return replace(self, federation=self.federation.to(device), model=moved)
+
+    @property
+    def _tables(self) -> dict[str, tuple[str, ...]]:
+        return {t: (f,) if isinstance(f, str) else tuple(f) for t, f in self.tables.items()}
+
+    def _build(self, seed: int) -> nn.Module:
+        """Call the user's builder under a seed of its own, leaving the global generator as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
+            built: nn.Module = self.model()
+        return built
+
+    def _check_module(self) -> None:
+        for name, part in self.module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+                raise UserError(
+                    f"layer {name!r} is {type(part).__name__} with running statistics, which are neither a "
+                    "parameter nor averaged; use GroupNorm or track_running_stats=False."
+                )
+        takes = inspect.signature(self.module.forward).parameters
+        if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            return
+        given = [*self.federation.train.features]
+        given += [f"{n}_length" for n, c in self.federation.train.features.items() if isinstance(c, Ragged)]
+        if missing := [name for name in given if name not in takes]:
+            raise UserError(
+                f"{type(self.module).__name__}.forward takes ({', '.join(takes)}) but the federation's feature "
+                f"{missing[0]!r} would be passed to it by name; name its arguments like the features."
+            )
+
+    def _check_tables(self) -> None:
+        for table, names in self._tables.items():
+            if table not in self.shapes:
+                raise unknown("table (parameter)", table, self.shapes)
+            rows = self.shapes[table][0]
+            for name in names:
+                if name not in self.federation.train.features:
+                    raise unknown(f"feature of table {table!r}", name, self.federation.train.features)
+                for part in (self.federation.train, self.federation.test):
+                    column = part.features[name]
+                    _check_ids(name, column.values if isinstance(column, Ragged) else column, table, rows)
+        for _, tables in _groups(self._tables):
+            if len({self.shapes[t][0] for t in tables}) > 1:
+                raise UserError(
+                    f"tables {', '.join(tables)} share features but have different numbers of rows; "
+                    "give each its own feature."
+                )
+
+    def _check_loss(self) -> None:
+        index = torch.arange(min(2, len(self.federation.train)), device=self.federation.train.offsets.device)
+        features, label = self.federation.train.batch(index)
+        with torch.no_grad():
+            value = self.loss(self.forward(dict(self.module.named_parameters()), features), label)
+        if value.shape != index.shape:
+            raise UserError(
+                f"the loss gave shape {tuple(value.shape)} for {len(index)} samples; it must give one value per "
+                "sample (reduction='none')."
+            )
+
+
+def _check_ids(name: str, ids: Tensor, table: str, rows: int) -> None:
+    if ids.is_floating_point():
+        raise UserError(f"feature {name!r} indexes table {table!r} but is not of integer type; give row numbers.")
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows):
+        wrong = ((ids < 0) | (ids >= rows)).reshape(len(ids), -1).any(1).nonzero()[0].item()
+        raise UserError(
+            f"feature {name!r} holds an id outside table {table!r} at position {wrong}: found ids from "
+            f"{int(ids.min())} to {int(ids.max())}, expected 0 to {rows - 1}; enlarge the table or remap the ids."
+        )
+
+
+def _groups(tables: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Tables joined by shared features: [(features, tables)], in the order given."""
+    groups: list[tuple[list[str], list[str]]] = []
+    for table, features in tables.items():
+        joined = [g for g in groups if set(g[0]) & set(features)]
+        groups = [g for g in groups if g not in joined]
+        merged = list(dict.fromkeys([f for g in joined for f in g[0]] + list(features)))
+        groups.append((merged, [t for g in joined for t in g[1]] + [table]))
+    return [(tuple(features), tuple(names)) for features, names in groups]

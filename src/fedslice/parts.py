@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -71,5 +72,9 @@ class Part:
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters, as they were given."""
-        fields: Mapping[str, Any] = getattr(self, "__dataclass_fields__", {})
-        return {name: getattr(self, name) for name in fields}
+        return {name: getattr(self, name) for name in self.setting_names()}
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """The names of the hyperparameters."""
+        return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]

@@ -96,9 +96,7 @@ class Recipe:
             kind = PARTS[place].get(str(options[place]))
             if kind is None:
                 raise unknown(f"{place} part", str(options[place]), PARTS[place])
-            common = {
-                k: v for k, v in parts[place].settings().items() if k in kind.__dict__.get("__dataclass_fields__", {})
-            }
+            common = {k: v for k, v in parts[place].settings().items() if k in kind.setting_names()}
             parts[place] = build(place, kind, common)
         changes: dict[str, dict[str, Any]] = {}
         for key, value in options.items():

@@ -36,6 +36,14 @@ _ROW = "4 columns separated by tabs: click, user, item, history"
 
 
 @dataclass(frozen=True, eq=False)
+class History:
+    """All histories, one after the other: that of row r is `values[offsets[r]:offsets[r + 1]]`."""
+
+    values: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Samples in file order, which is a user's order in time."""
 
@@ -43,9 +51,7 @@ class Rows:
     """1 for a click."""
     user: NDArray[np.int32]
     item: NDArray[np.int32]
-    history: NDArray[np.int32]
-    """All histories, one after the other: that of row r is `history[offsets[r]:offsets[r + 1]]`."""
-    offsets: NDArray[np.int64]
+    history: History
 
     def __len__(self) -> int:
         return len(self.label)
@@ -183,8 +189,7 @@ def _pack(
         label=label.astype(np.int8),
         user=user.astype(np.int32),
         item=item.astype(np.int32),
-        history=history.astype(np.int32),
-        offsets=offsets,
+        history=History(history.astype(np.int32), offsets),
     )
 
 

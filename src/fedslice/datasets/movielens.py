@@ -8,9 +8,10 @@ genres have to be there and are left alone.
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from struct import error as StructError
 
@@ -268,10 +269,10 @@ def _add_id(source: _Source, number: int, text: bytes, kind: str, seen: dict[int
         raise _bad_line(
             source.place,
             number,
-            f"{kind} {value} is there already in line {seen[value] + 1}",
+            f"{kind} {value} is there already in line {seen[value]}",
             "every id once",
         )
-    seen[value] = number - 1
+    seen[value] = number
 
 
 def _read_users(source: _Source, layout: _Layout) -> tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int8]]:
@@ -340,32 +341,31 @@ def _places(ids: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int
 
 def _ratings_slow(source: _Source, layout: _Layout, users: NDArray[np.int64], movies: NDArray[np.int64]) -> _Columns:
     """The same as the fast way, line by line, to name the first line that is not as it should be."""
-    catalogues = {
-        kind: {int(value): place for place, value in enumerate(ids)}
-        for kind, ids in (("user", users), ("movie", movies))
-    }
-    files = {"user": layout.users.file, "movie": layout.movies.file}
-    rows: list[list[int]] = []
+    stars = cache(lambda text: _whole(text, range(1, 6)))
+    checks: tuple[tuple[str, Callable[[bytes], int | None], str], ...] = (
+        ("user id", _place_of(users), f"a user listed in {layout.users.file}"),
+        ("movie id", _place_of(movies), f"a movie listed in {layout.movies.file}"),
+        ("rating", stars, "a whole number from 1 to 5"),
+        ("timestamp", lambda text: _whole(text, range(_HIGHEST)), "a whole number of seconds, 0 or more"),
+    )
+    values: list[int] = []
     for number, fields in _lines(source, layout.ratings):
-        row: list[int] = []
-        for kind, text in zip(("user", "movie"), fields[:2], strict=True):
-            value = _whole(text, range(_HIGHEST))
-            if value is None or value not in catalogues[kind]:
-                raise _bad_line(
-                    source.place,
-                    number,
-                    f"the {kind} id is {_show(text)}",
-                    f"a {kind} listed in {files[kind]}",
-                )
-            row.append(catalogues[kind][value])
-        for kind, text, allowed, expected in (
-            ("rating", fields[2], range(1, 6), "a whole number from 1 to 5"),
-            ("timestamp", fields[3], range(_HIGHEST), "a whole number of seconds, 0 or more"),
-        ):
-            value = _whole(text, allowed)
+        for (name, parse, expected), text in zip(checks, fields, strict=True):
+            value = parse(text)
             if value is None:
-                raise _bad_line(source.place, number, f"the {kind} is {_show(text)}", expected)
-            row.append(value)
-        rows.append(row)
-    user, movie, rating, timestamp = np.array(rows, np.int64).T
+                raise _bad_line(source.place, number, f"the {name} is {_show(text)}", expected)
+            values.append(value)
+    user, movie, rating, timestamp = np.array(values, np.int64).reshape(-1, 4).T
     return user, movie, rating, timestamp
+
+
+def _place_of(ids: NDArray[np.int64]) -> Callable[[bytes], int | None]:
+    """A parser from an id's text to its place in `ids`, or None."""
+    places = {value: place for place, value in enumerate(ids.tolist())}
+
+    @cache
+    def parse(text: bytes) -> int | None:
+        value = _whole(text, range(_HIGHEST))
+        return None if value is None else places.get(value)
+
+    return parse

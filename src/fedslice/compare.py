@@ -1,0 +1,84 @@
+"""A comparison: recipes and seeds on one task, and when each reaches a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from fedslice.errors import UserError, unknown
+from fedslice.task import Task
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A metric and the value to reach: from above for a loss, from below for a score."""
+
+    metric: str
+    value: float
+
+    @classmethod
+    def parse(cls, text: str, task: Task) -> Target:
+        """From ``metric=value``."""
+        name, _, number = text.partition("=")
+        known = metric_names(task)
+        if name not in known:
+            raise unknown("metric", name, known)
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"--target {text!r}: {number!r} is not a number; write for example {name}=0.6.")
+        return cls(name, value)
+
+    def reached(self, row: Document) -> bool:
+        """Does this row reach it?"""
+        found = row.get(self.metric)
+        if found is None:
+            return False
+        return bool(found <= self.value if lower_is_better(self.metric) else found >= self.value)
+
+
+def metric_names(task: Task) -> list[str]:
+    """The scores that a run of this task logs."""
+    return ["train_loss", "test_loss", *(f"test_{name}" for name in task.metrics)]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Losses go down, scores go up."""
+    return metric.endswith("loss")
+
+
+def table(runs: Iterable[Document], target: Target | None) -> list[Document]:
+    """One row per recipe: means over seeds. A target counts as reached if every seed reached it."""
+    groups: dict[str, list[Document]] = {}
+    for run in runs:
+        groups.setdefault(run["recipe"], []).append(run)
+    return [_summary(recipe, group, target) for recipe, group in groups.items()]
+
+
+def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Document:
+    row: Document = {"recipe": recipe, "seeds": [run["seed"] for run in runs]}
+    if target is not None:
+        hits = [next((r for r in run["metrics"] if target.reached(r)), None) for run in runs]
+        row["target"] = f"{target.metric}={target.value:g}"
+        row["reached"] = sum(hit is not None for hit in hits)
+        row["rounds_to_target_by_seed"] = [hit and hit["round"] for hit in hits]
+        reached = [hit for hit in hits if hit is not None]
+        for name, key in (("rounds", "round"), ("up_bytes", "up_bytes"), ("down_bytes", "down_bytes")):
+            row[f"{name}_to_target"] = mean(hit[key] for hit in reached) if len(reached) == len(runs) else None
+    last = [run["metrics"][-1] for run in runs]
+    for key in last[0]:
+        values = [found[key] for found in last]
+        if any(value is None for value in values):
+            row[key] = None
+            continue
+        row[key] = mean(values)
+        if len(values) > 1 and key.startswith(("train_", "test_")):
+            row[f"{key}_std"] = stdev(values)
+    return row

@@ -1,0 +1,51 @@
+"""What the table of tasks says about each: how it is built, its options, the data it needs, its usual settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedslice.errors import UserError
+from fedslice.recipe import first_problem
+from fedslice.task import Task
+
+
+class Options(BaseModel):
+    """Options of a task; ``data_seed`` fixes what is drawn when data are generated or split."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data_seed: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task by name."""
+
+    name: str
+    about: str
+    needs: str
+    options: type[Options]
+    make: Callable[[Any, Path | None], Task]
+    rounds: int = 100
+    eval_every: int = 10
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe: cohort, learning rate, …
+
+    def build(self, options: Mapping[str, Any], data: Path | None) -> Task:
+        """The task with these options; a wrong one is told in a sentence."""
+        try:
+            chosen = self.options(**options)
+        except ValidationError as error:
+            raise UserError(f"task {self.name}: {first_problem(error)}.") from None
+        return self.make(chosen, data)
+
+
+def data_folder(name: str, data: Path | None, needs: str) -> Path:
+    """The place of the data, which the user must name."""
+    if data is None:
+        raise UserError(f"task {name!r} needs data ({needs}); say where they are with --data.")
+    return data

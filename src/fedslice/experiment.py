@@ -13,6 +13,7 @@ from torch import Tensor
 from fedslice import rng
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
+from fedslice.engines.scope import noise, threads
 from fedslice.errors import UserError
 from fedslice.evaluate import evaluate
 from fedslice.parts import RoundEnd, World
@@ -75,7 +76,7 @@ class Experiment:
             cohort = self.recipe.select.choose(0, len(self.task.federation), self.seed)
             few = cohort.clients[:2].to(self.store.device)
             work = download(self.world, self.recipe, self.model, 0, few, cohort.draws[:2])
-            self._chosen = choose(*self._asked, self.task, self.recipe.local, work)
+            self._chosen = choose(*self._asked, self.task, self.recipe.local, work, len(cohort.clients))
         return self._chosen
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> list[Row]:
@@ -88,7 +89,8 @@ class Experiment:
             yield self._row()
         while self.round < self.rounds:
             began = time.perf_counter()
-            self._one_round(self.round)
+            with threads(self.engine.threads):
+                self._one_round(self.round)
             self.round += 1
             self.seconds += time.perf_counter() - began
             tick(self.round)
@@ -117,8 +119,7 @@ class Experiment:
 
     def _train(self, work: Work) -> Trained:
         """Local training; layers with randomness of their own draw from the round's and the chunk's stream."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rng.torch_seed(self.seed, rng.Purpose.NOISE, work.round, int(work.clients[0])))
+        with noise(self.store.device, rng.torch_seed(self.seed, rng.Purpose.NOISE, work.round, int(work.clients[0]))):
             return self.engine.engine.train(self.task, self.recipe.local, work)
 
     def _row(self) -> Row:

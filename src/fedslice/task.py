@@ -95,9 +95,10 @@ class Task:
 
     def _build(self, seed: int) -> nn.Module:
         """Call the user's builder under a seed of its own, leaving the global generator as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
-            built: nn.Module = self.model()
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
+        built: nn.Module = self.model()
+        torch.default_generator.set_state(before)
         return built
 
     def _check_module(self) -> None:

@@ -30,41 +30,56 @@ ENGINES: dict[str, type[Engine]] = {"vectorized": Vectorized, "sequential": Sequ
 _OPERATION_SECONDS = 10e-6
 _FLOPS_PER_SECOND = 2e10
 _GROUPED_SLOWDOWN = 2.0
+_PARALLEL_FLOPS = 2e7  # a step with less matrix work than this runs faster, and far steadier, on one thread
 _CHUNK_BYTES = 64 << 20  # what a chunk's values and activations may take: more falls out of the caches
 
 
 class Choice(NamedTuple):
-    """An engine, the number of clients it takes at once, and why."""
+    """An engine, the number of clients it takes at once, the threads it uses, and why."""
 
     engine: Engine
     chunk: int
+    threads: int
     reason: str
 
 
-def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work) -> Choice:
-    """The engine by name, or by counting on ``work``, a chunk of a few clients."""
+def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, cohort: int) -> Choice:
+    """The engine by name, or by counting on ``work``, a few clients of a cohort of this size."""
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
     one = _first_step(work.client(0))
     cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
-    size = chunk or max(1, int(_CHUNK_BYTES // cost.bytes))
+    size = chunk or _even(cohort, max(1, int(_CHUNK_BYTES // cost.bytes)))
+    kind, reason = _kind(name, cost, task, local, work)
+    together = cost.flops * (1 if kind is Sequential else size)
+    threads = 1 if together < _PARALLEL_FLOPS else torch.get_num_threads()
+    return Choice(kind(), size, threads, reason)
+
+
+def _even(cohort: int, most: int) -> int:
+    """Chunks of about one size, none larger than ``most``."""
+    return -(-cohort // -(-cohort // most))
+
+
+def _kind(name: str, cost: _Cost, task: Task, local: SGD, work: Work) -> tuple[type[Engine], str]:
     if name != "auto":
-        return Choice(ENGINES[name](), size, "by name")
+        return ENGINES[name], "by name"
     saved = cost.operations * _OPERATION_SECONDS
     lost = cost.convolution / _FLOPS_PER_SECOND * _GROUPED_SLOWDOWN
     if lost > saved:
-        return Choice(Sequential(), size, "convolutions outweigh what vectorising spares")
+        return Sequential, "convolutions outweigh what vectorising spares"
     try:
         Vectorized().train(task, local, _first_step(work))
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
-        return Choice(Sequential(), size, f"vmap cannot carry this model ({first})")
-    return Choice(Vectorized(), size, "many small operations")
+        return Sequential, f"vmap cannot carry this model ({first})"
+    return Vectorized, "many small operations"
 
 
 class _Cost(NamedTuple):
     operations: int
-    convolution: float
+    flops: int
+    convolution: int
     bytes: int
 
 
@@ -101,7 +116,7 @@ def _count(task: Task, local: SGD, work: Work) -> _Cost:
     by_operation = flops.get_flop_counts().get("Global", {})
     convolution = sum(count for kind, count in by_operation.items() if "convolution" in str(kind))
     values = sum(v.numel() * v.element_size() for v in work.start.values())
-    return _Cost(operations.count, float(convolution), 3 * values + kept)
+    return _Cost(operations.count, flops.get_total_flops(), convolution, 3 * values + kept)
 
 
 def _first_step(work: Work) -> Work:

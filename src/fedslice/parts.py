@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
@@ -32,6 +33,16 @@ class World:
     task: Task
     seed: int
     store: Store
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.store.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the model's values."""
+        return next(iter(self.task.module.parameters())).dtype
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,15 @@ class Task:
     train_sample: int = 10_000  # training samples on which train_loss is measured
     eval_batch: int = 4096
 
+    module: nn.Module = field(init=False, repr=False)  # the structure; its own parameter values are never used
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "module", self.build(0))
         self._check_module()
         self._check_tables()
         self._check_loss()
-
-    @cached_property
-    def module(self) -> nn.Module:
-        """The network's structure; its own parameter values are never used."""
-        return self.model if isinstance(self.model, nn.Module) else self._build(0)
+        if self.module is not self.model:
+            _empty(self.module)
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -71,8 +71,21 @@ class Task:
 
     def initial(self, seed: int) -> Values:
         """The model a run starts from."""
-        module = self.model if isinstance(self.model, nn.Module) else self._build(seed)
-        return {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+        values = {n: p.detach() for n, p in self.build(seed).named_parameters() if p.requires_grad}
+        return {n: v.clone() for n, v in values.items()} if isinstance(self.model, nn.Module) else values
+
+    def build(self, seed: int) -> nn.Module:
+        """A module with values: the one given, or a new one built under a seed of its own.
+
+        The global generator is left as it was.
+        """
+        if isinstance(self.model, nn.Module):
+            return self.model
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
+        built = self.model()
+        torch.default_generator.set_state(before)
+        return built
 
     def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Tensor:
         """The network's output for one client's parameters and one batch."""
@@ -92,14 +105,6 @@ class Task:
     @property
     def _tables(self) -> dict[str, tuple[str, ...]]:
         return {t: (f,) if isinstance(f, str) else tuple(f) for t, f in self.tables.items()}
-
-    def _build(self, seed: int) -> nn.Module:
-        """Call the user's builder under a seed of its own, leaving the global generator as it was."""
-        before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
-        built: nn.Module = self.model()
-        torch.default_generator.set_state(before)
-        return built
 
     def _check_module(self) -> None:
         for name, part in self.module.named_modules():
@@ -147,6 +152,16 @@ class Task:
                 f"the loss gave shape {tuple(value.shape)} for {len(index)} samples; it must give one value per "
                 "sample (reduction='none')."
             )
+
+
+def _empty(module: nn.Module) -> None:
+    """Keep the structure and let go of the values of what is trained: a table can be as large as the memory allows."""
+    hollow: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two layers share stays shared
+    for part in module.modules():
+        for name, value in part.named_parameters(recurse=False):
+            if value.requires_grad:
+                empty = hollow.setdefault(value, nn.Parameter(value.detach().to("meta")))
+                part.register_parameter(name, empty)
 
 
 def _check_ids(name: str, ids: Tensor, table: str, rows: int) -> None:

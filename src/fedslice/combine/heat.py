@@ -37,12 +37,11 @@ class HeatCorrected(Combine):
         self._clients = len(self._weights)
         self._coef: dict[str, Tensor] = {}
         for sets in world.task.index_sets:
-            held = sets.weight(self._weights)
-            coef = (self._population / held).masked_fill_(held == 0, 1.0)
+            coef = sets.weight(self._weights).reciprocal_().mul_(self._population)
+            coef.masked_fill_(coef.isinf(), 1.0)
             if self.max_coef is not None:
                 coef.clamp_(max=self.max_coef)
-            like = next(iter(world.task.module.parameters()))
-            coef = coef.to(like.dtype).to(like.device)
+            coef = coef.to(world.dtype).to(world.device)
             self._coef |= dict.fromkeys(sets.tables, coef)
 
     def coefficients(self, table: str) -> Tensor:

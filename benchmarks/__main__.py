@@ -1,0 +1,179 @@
+"""Speed and memory against peers: `python -m benchmarks [--data DIR] [--repeats R] [--json FILE]`.
+
+Every contestant is a process of its own that waits while others run. Repeats are interleaved, so that noise of the
+machine falls on all alike, and medians are reported.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import environments
+from fedslice import tasks
+
+PEERS = Path(__file__).parent / "peers"
+
+
+class Contestant:
+    """A worker process and what it measured."""
+
+    def __init__(self, name: str, command: list[str], rounds: int):
+        self.name = name
+        self.rounds = rounds
+        self.seconds: list[float] = []
+        self.peak = 0
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        print(f"starting {name}", file=sys.stderr, flush=True)
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != "ready":
+            raise RuntimeError(f"{name} did not start; its complaint is above.")
+
+    def measure(self) -> None:
+        """One repeat: the median of a few rounds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(f"rounds {self.rounds}", file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        self.seconds.append(statistics.median(answer["seconds_per_round"]))
+        self.peak = answer.get("peak_bytes", 0)
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    @property
+    def median(self) -> float:
+        """Seconds per round."""
+        return statistics.median(self.seconds)
+
+
+def worker(kind: str, task: str, *options: str) -> list[str]:
+    """The command of a contestant written here."""
+    return [sys.executable, "-m", "benchmarks.worker", kind, task, *options]
+
+
+def race(contestants: list[Contestant], repeats: int) -> None:
+    """Interleaved repeats."""
+    for repeat in range(repeats):
+        for each in contestants:
+            each.measure()
+        print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+    for each in contestants:
+        each.close()
+
+
+def export(data: Path, folder: Path) -> Path:
+    """MovieLens as the peers read it."""
+    train = tasks.get("movielens").build({}, data).federation.train
+    path = folder / "movielens.npz"
+    ids = train.features["ids"].numpy()
+    np.savez(path, offsets=train.offsets.numpy(), ids=ids, labels=train.label.numpy())
+    return path
+
+
+def speed(data: Path, repeats: int) -> list[dict[str, Any]]:
+    """Seconds per round on MovieLens and Amazon, and how many times faster fedslice is."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        npz = export(data, Path(folder))
+        place = ("--data", str(data))
+        races = {
+            "movielens": lambda: [
+                Contestant("fedslice", worker("fedavg", "movielens", *place), 40),
+                Contestant("plain loop", worker("plain", "movielens", *place), 5),
+                Contestant(
+                    "pfl 0.6.0", [str(environments.python("pfl")), str(PEERS / "pfl_movielens.py"), str(npz)], 5
+                ),
+                Contestant(
+                    "Flower 1.41", [str(environments.python("flower")), str(PEERS / "flower_movielens.py"), str(npz)], 2
+                ),
+            ],
+            "amazon": lambda: [
+                Contestant("fedslice", worker("fedavg", "amazon", *place), 5),
+                Contestant("plain loop", worker("plain", "amazon", *place), 1),
+            ],
+        }
+        for task, start in races.items():
+            contestants = start()
+            race(contestants, repeats)
+            ours = contestants[0].seconds
+            for each in contestants:
+                ratios = [theirs / mine for theirs, mine in zip(each.seconds, ours, strict=True)]
+                rows.append(
+                    {
+                        "task": task,
+                        "who": each.name,
+                        "seconds_per_round": each.median,
+                        "times_fedslice": statistics.median(ratios),
+                        "times_min": min(ratios),
+                        "times_max": max(ratios),
+                    }
+                )
+    return rows
+
+
+def scaling(repeats: int) -> list[dict[str, Any]]:
+    """The same clients and slices in tables of 10^5, 10^6 and 10^7 rows."""
+    sizes = (10**5, 10**6, 10**7)
+    contestants = [Contestant(f"{n:,} items", worker("fedsubavg", "hotcold", "--items", str(n)), 20) for n in sizes]
+    race(contestants, repeats)
+    table_bytes = [items * 9 * 4 for items in sizes]  # eight factors and a bias per item
+    first = contestants[0]
+    return [
+        {
+            "items": items,
+            "seconds_per_round": each.median,
+            "times_smallest": statistics.median(
+                mine / base for mine, base in zip(each.seconds, first.seconds, strict=True)
+            ),
+            "table_bytes": size,
+            "peak_bytes": each.peak,
+            "extra_peak_over_extra_table": (each.peak - first.peak) / (size - table_bytes[0])
+            if each is not first
+            else None,
+        }
+        for items, each, size in zip(sizes, contestants, table_bytes, strict=True)
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", choices=["speed", "scaling"])
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    given = parser.parse_args()
+    found: dict[str, Any] = {"repeats": given.repeats}
+    if given.only != "scaling":
+        if given.data is None:
+            parser.error("the speed race needs --data (make bench DATA=...); --only scaling needs none")
+        found["speed"] = speed(given.data, given.repeats)
+        for row in found["speed"]:
+            print(
+                f"{row['task']:<10} {row['who']:<12} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
+                f"  {row['times_fedslice']:>7.1f} x  (from {row['times_min']:.1f} to {row['times_max']:.1f})"
+            )
+    if given.only != "speed":
+        found["scaling"] = scaling(given.repeats)
+        for row in found["scaling"]:
+            print(
+                f"hotcold {row['items']:>11,} items {row['seconds_per_round'] * 1000:>8.1f} ms per round"
+                f"  {row['times_smallest']:>5.2f} x  table {row['table_bytes'] / 1e6:>6.1f} MB"
+                f"  peak {row['peak_bytes'] / 1e6:>7.1f} MB"
+            )
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

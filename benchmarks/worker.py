@@ -1,0 +1,78 @@
+"""One contestant in a process of its own: `python -m benchmarks.worker KIND TASK [--data DIR] [--items N]`.
+
+The protocol is the peers' (`peers/workload.py`): `ready`, then for each line `rounds N` one line of JSON with the
+seconds of each round, here with the peak memory of the process so far.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.plain import PlainLoop
+from fedslice import recipes, tasks
+from fedslice.engines.scope import threads
+from fedslice.experiment import Experiment
+from fedslice.task import Task
+from fedslice.tasks.hotcold import HotColdOptions, Taste
+
+BASE_ITEMS = 100_000
+
+
+def spread(items: int) -> Task:
+    """Hotcold with 10^5 items laid out in a table of ``items`` rows: same clients, same slices, larger table."""
+    options = HotColdOptions(items=BASE_ITEMS, clients=2000)
+    task = tasks.get("hotcold").make(options, None)
+    federation = task.federation
+    for part in (federation.train, federation.test):
+        part.features["item"] = part.features["item"] * (items // BASE_ITEMS)
+    return replace(task, federation=federation, model=lambda: Taste(items, options.factors))
+
+
+def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Callable[[int], None]:
+    """What runs one round, given its number."""
+    entry = tasks.get(name)
+    task = spread(items) if items else entry.build({}, data)
+    recipe = recipes.get("fedavg" if kind == "plain" else kind).with_options(entry.settings)
+    experiment = Experiment(task, recipe, rounds=1)
+    if kind == "plain":
+        return PlainLoop(experiment).round
+    count = experiment.engine.threads
+
+    def one_round(t: int) -> None:
+        with threads(count):
+            experiment._one_round(t)
+
+    return one_round
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("task")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--items", type=int)
+    given = parser.parse_args()
+    one_round = contestant(given.kind, given.task, given.data, given.items)
+    for t in range(3):
+        one_round(t)
+    print("ready", flush=True)
+    t = 3
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line.split()[1])):
+            began = time.perf_counter()
+            one_round(t)
+            seconds.append(time.perf_counter() - began)
+            t += 1
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds_per_round": seconds, "peak_bytes": peak}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

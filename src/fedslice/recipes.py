@@ -1,5 +1,7 @@
 """The table of named methods. Each is one line; any other combination is as good (see :class:`Recipe`)."""
 
+from typing import Any
+
 from fedslice.codecs import StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected
 from fedslice.errors import unknown
@@ -20,8 +22,12 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def get(name: str) -> Recipe:
-    """A named method with its default settings."""
+def get(name: str, **options: Any) -> Recipe:
+    """A named method, with its default settings or others.
+
+    >>> get("fedsubavg", lr=0.2, max_coef=10).combine.max_coef
+    10.0
+    """
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
-    return RECIPES[name]
+    return RECIPES[name].with_options(options)

@@ -63,6 +63,7 @@ class Experiment:
         self.store = Store(len(self.task.federation), place)
         self.world = World(self.task, seed, self.store)
         self.recipe.setup(self.world)
+        self._sizes = self.task.federation.train.sizes.cpu()
         self.round = 0
         self.up_bytes = self.down_bytes = self.rejected = 0
         self.seconds = 0.0
@@ -101,13 +102,14 @@ class Experiment:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total = recipe.combine.begin()
-        losses = []
-        for clients, draws in zip(cohort.clients.split(engine.chunk), cohort.draws.split(engine.chunk), strict=True):
+        met, losses = [], []
+        for clients, draws in cohort.chunks(engine.chunk, self._sizes):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
             sent, broken = upload(world, recipe, self.model, work, trained.end)
             message = recipe.codec.encode(t, sent)
             total.add(recipe.codec.decode(t, message))
+            met.append(clients)
             losses.append(trained.losses)
             self.rejected += int(broken.sum())
             if recipe.select.remote:
@@ -115,7 +117,7 @@ class Experiment:
                 self.down_bytes += int(recipe.codec.down_bytes(t, work.down, self.task.itemsize).sum())
         mean = recipe.codec.lift(t, total.mean())
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total))
-        recipe.observe(RoundEnd(t, cohort.clients, torch.cat(losses), change))
+        recipe.observe(RoundEnd(t, torch.cat(met), torch.cat(losses), change))
 
     def _train(self, work: Work) -> Trained:
         """Local training; layers with randomness of their own draw from the round's and the chunk's stream."""

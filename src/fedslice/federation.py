@@ -140,6 +140,8 @@ class Federation:
         ([3, 7], [1, 2])
         """
         owner = np.asarray(client)
+        if owner.ndim != 1 or (owner.dtype.kind == "f" and not np.isfinite(owner).all()):
+            raise UserError(f"client has shape {owner.shape} or holds NaN; give one client id per sample.")
         samples = _checked(features, label, len(owner))
         held_out = _held_out(test, by, owner, seed)
         trainable, place = np.unique(owner[~held_out], return_inverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,12 +22,24 @@ class Cohort:
     clients: Tensor
     draws: Tensor
 
+    def chunks(self, size: int, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Chunks of clients and their draws; clients with similar numbers of samples go together.
+
+        Passes over such data have similar numbers of steps and their sequences similar lengths: less is padded.
+        """
+        order = samples[self.clients].argsort(stable=True)
+        for part in order.split(size):
+            yield self.clients[part], self.draws[part]
+
 
 class Select(Part):
     """Who takes part."""
 
-    repeats: ClassVar[bool] = False  # may one client appear twice in a cohort?
     remote: ClassVar[bool] = True  # does anything travel over a network?
+
+    def repeats(self) -> bool:
+        """May one client appear twice in a cohort?"""
+        return False
 
     def population(self, task: Task) -> Task:
         """The task as its clients see it; only a reference that is not federated changes it."""

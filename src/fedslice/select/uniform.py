@@ -19,8 +19,7 @@ class Uniform(Select):
     cohort: Count = 50
     replacement: bool = False
 
-    @property
-    def repeats(self) -> bool:  # type: ignore[override]
+    def repeats(self) -> bool:
         """A client can be drawn twice only with replacement."""
         return self.replacement
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedslice import __doc__ as about
 from fedslice import console, recipes, tasks
-from fedslice.compare import Target, table
-from fedslice.config import Plan, Request, assignments, read_file, request, resolve, split_options
+from fedslice.compare import Target, requests, table
+from fedslice.config import Plan, assignments, build_task, read_file, request, resolve
 from fedslice.errors import UserError
 from fedslice.measure.heat import describe
+from fedslice.recipe import PARTS
 from fedslice.runs.execute import default_directory, execute
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__import__("fedslice").__doc__)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=about)
 UsageError = typer.BadParameter.__base__  # what the option parser raises for any misuse
+INTERRUPTED = 130
 _ASSIGNMENT = re.compile(r"[\w.]+=")
 
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task's name, or a TOML experiment file.")]
@@ -35,8 +40,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on standar
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")]
 CheckpointSeconds = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
 
-_errors = Console(stderr=True, soft_wrap=True, highlight=False)
-_out = Console(highlight=False)
+_errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 @app.command()
@@ -64,8 +68,8 @@ def run(
     plan = resolve(asked)
     place = Path(asked.out) if asked.out else default_directory(plan)
     document = _follow(plan, place, resume, checkpoint_seconds)
-    _show(document, as_json, console.run_table(document))
-    _errors.print(f"run directory: {place}")
+    _show(document, as_json, console.run_tables)
+    _say(f"run directory: {place}")
 
 
 @app.command()
@@ -73,7 +77,7 @@ def compare(
     task: TaskName,
     recipe_names: Annotated[str, typer.Option("--recipes", help="Methods, separated by commas.")] = "fedavg,fedsubavg",
     target: Annotated[str | None, typer.Option(help="metric=value to reach, for example test_auc=0.6.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, … or from --seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, … or from --seed on.")] = 1,
     rounds: Rounds = None,
     cohort: CohortSize = None,
     seed: Annotated[int | None, typer.Option(help="First seed.")] = None,
@@ -94,40 +98,47 @@ def compare(
     names = [name.strip() for name in recipe_names.split(",") if name.strip()]
     if not names:
         raise UserError("--recipes names no recipe; give for example fedavg,fedsubavg.")
-    requests = _requests(said, names, seeds)
-    plans = [resolve(asked) for asked in requests]
-    aim = Target.parse(target, plans[0].task) if target else None
-    documents = []
-    for asked, plan in zip(requests, plans, strict=True):
-        place = Path(asked.out) / f"{plan.recipe_name}-seed{plan.seed}" if asked.out else default_directory(plan)
-        documents.append(_follow(plan, place, resume, checkpoint_seconds))
-    document = {"task": plans[0].task.name, "runs": documents, "table": table(documents, aim)}
-    _show(document, as_json, console.compare_table(document))
+    asked = requests(said, names, seeds)
+    plans = [resolve(one) for one in asked]
+    aim = Target.parse(target, plans[0].task) if target is not None else None
+    for plan in plans[::seeds]:
+        plan.experiment()  # what cannot run is refused before the first run begins
+    places = [
+        Path(one.out) / f"{plan.recipe_name}-seed{plan.seed}" if one.out else default_directory(plan)
+        for one, plan in zip(asked, plans, strict=True)
+    ]
+    runs = [_follow(plan, place, resume, checkpoint_seconds) for plan, place in zip(plans, places, strict=True)]
+    document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim)}
+    _show(document, as_json, console.compare_tables)
+    _say(f"run directories: {places[0].parent}")
 
 
 @app.command()
 def inspect(task: TaskName, data: Data = None, set_: Settings = None, as_json: Json = False) -> None:
     """Show a task's clients, samples, feature heat and slice sizes."""
-    asked = request(_said(task, set_, data=data))
-    options, _ = split_options(asked)
-    document = describe(tasks.get(asked.task).build(options, Path(asked.data) if asked.data else None))
-    _show(document, as_json, *console.inspect_tables(document))
+    document = describe(build_task(request(_said(task, set_, data=data))))
+    _show(document, as_json, console.inspect_tables)
 
 
 @app.command(name="list")
 def list_(as_json: Json = False) -> None:
-    """Show the recipes with their parts, and the tasks with the data they need."""
+    """Show the recipes with their parts, the parts with their settings, and the tasks with the data they need."""
     document = {
         "recipes": [
             {"recipe": name, **{place: part.label for place, part in recipe.parts().items()}}
             for name, recipe in recipes.RECIPES.items()
         ],
+        "parts": [
+            {"place": place, "part": label, "settings": kind.setting_names()}
+            for place, kinds in PARTS.items()
+            for label, kind in kinds.items()
+        ],
         "tasks": [
-            {"task": name, "about": entry.about, "needs": entry.needs, "options": list(entry.options.model_fields)}
+            {"task": name, "about": entry.about, "needs": entry.needs, "settings": list(entry.options.model_fields)}
             for name, entry in tasks.TASKS.items()
         ],
     }
-    _show(document, as_json, *console.list_tables(document))
+    _show(document, as_json, console.list_tables)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -142,33 +153,6 @@ def _said(task: str, settings: list[str] | None, **options: Any) -> dict[str, An
     return base | _given(**options) | {"set": base.get("set", {}) | own}
 
 
-def _requests(said: dict[str, Any], names: list[str], seeds: int) -> list[Request]:
-    """One request per recipe and seed; a setting need only fit the recipes that have it."""
-    first = said.get("seed", 0)
-    settings = said["set"]
-    wanted = {name: _fitting(said, name) for name in names}
-    for key in settings:
-        if not any(key in chosen for chosen in wanted.values()):
-            request_with_all = request({**said, "recipe": names[0]})
-            split_options(request_with_all)  # says what is wrong with it
-    return [
-        request({**said, "recipe": name, "seed": first + number, "set": wanted[name]})
-        for name in names
-        for number in range(seeds)
-    ]
-
-
-def _fitting(said: dict[str, Any], name: str) -> dict[str, Any]:
-    fitting: dict[str, Any] = {}
-    for key, value in said["set"].items():
-        try:
-            split_options(request({**said, "cohort": None, "recipe": name, "set": {**fitting, key: value}}))
-        except UserError:
-            continue
-        fitting[key] = value
-    return fitting
-
-
 def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float) -> dict[str, Any]:
     title = f"{plan.recipe_name} seed {plan.seed}"
     with console.Follow(_errors, title, plan.rounds) as progress:
@@ -177,17 +161,21 @@ def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float) ->
             place,
             resume=resume,
             checkpoint_seconds=checkpoint_seconds,
+            on_engine=progress.engine,
             on_row=progress.row,
             on_round=progress.round,
         )
 
 
-def _show(document: dict[str, Any], as_json: bool, *tables: Any) -> None:
+def _show(document: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]], console.Shown]) -> None:
     if as_json:
         sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
-        return
-    for part in tables:
-        _out.print(part)
+    else:
+        console.show(tables(document))
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(" ".join(sentence.splitlines()) + "\n")
 
 
 def expand(words: list[str]) -> list[str]:
@@ -199,20 +187,30 @@ def expand(words: list[str]) -> list[str]:
             if out[-1] != "--set":
                 out.append("--set")
         else:
-            setting = word == "--set"
+            setting = word == "--set" or word.startswith("--set=")
         out.append(word)
     return out
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
+    code = 2
     try:
-        sys.exit(app(args=expand(sys.argv[1:]), standalone_mode=False) or 0)
+        code = app(args=expand(sys.argv[1:]) or ["--help"], standalone_mode=False) or 0
+        sys.stdout.flush()
     except UserError as error:
-        _errors.print(f"fedslice: {error}", markup=False)
+        _say(f"fedslice: {error}")
     except UsageError as error:  # type: ignore[misc]
-        _errors.print(f"fedslice: {error.format_message()}", markup=False)
+        _say(f"fedslice: {error.format_message()}")
+    except (MemoryError, OverflowError) as error:
+        _say(f"fedslice: that is too large for this machine ({error or 'no memory is left'}); ask for smaller sizes.")
+    except BrokenPipeError:  # whoever read the output has gone, and with it the reason to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except OSError as error:
+        _say(f"fedslice: {error.filename or 'writing'}: {error.strerror}.")
     except (KeyboardInterrupt, typer.Abort):
-        _errors.print("fedslice: interrupted; the same command with --resume continues.")
-        sys.exit(130)
-    sys.exit(2)
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _say("fedslice: interrupted; the same command with --resume continues a run.")
+    sys.exit(code)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+from fedslice.config import Request, is_setting, request, setting_names
 from fedslice.errors import UserError, unknown
 from fedslice.task import Task
 
@@ -44,6 +45,27 @@ class Target:
         return bool(found <= self.value if lower_is_better(self.metric) else found >= self.value)
 
 
+def requests(said: Mapping[str, Any], names: Iterable[str], seeds: int) -> list[Request]:
+    """One request per recipe and seed; a setting, or a cohort, goes to the recipes that have it."""
+    if seeds < 1:
+        raise UserError(f"seeds={seeds}; give 1 or more.")
+    known = {name: setting_names(request({**said, "recipe": name})) for name in dict.fromkeys(names)}
+    every = [key for keys in known.values() for key in keys]
+    settings, first = said.get("set", {}), said.get("seed", 0)
+    for key in [*settings, *(["cohort"] if "cohort" in said else [])]:
+        if not is_setting(key, every):
+            raise unknown("setting", key, set(every))
+    return [
+        request(
+            {key: value for key, value in said.items() if key != "cohort" or "cohort" in keys}
+            | {"recipe": name, "seed": first + number}
+            | {"set": {key: value for key, value in settings.items() if is_setting(key, keys)}}
+        )
+        for name, keys in known.items()
+        for number in range(seeds)
+    ]
+
+
 def metric_names(task: Task) -> list[str]:
     """The scores that a run of this task logs."""
     return ["train_loss", "test_loss", *(f"test_{name}" for name in task.metrics)]
@@ -64,14 +86,13 @@ def table(runs: Iterable[Document], target: Target | None) -> list[Document]:
 
 def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Document:
     row: Document = {"recipe": recipe, "seeds": [run["seed"] for run in runs]}
-    if target is not None:
-        hits = [next((r for r in run["metrics"] if target.reached(r)), None) for run in runs]
-        row["target"] = f"{target.metric}={target.value:g}"
-        row["reached"] = sum(hit is not None for hit in hits)
-        row["rounds_to_target_by_seed"] = [hit and hit["round"] for hit in hits]
-        reached = [hit for hit in hits if hit is not None]
-        for name, key in (("rounds", "round"), ("up_bytes", "up_bytes"), ("down_bytes", "down_bytes")):
-            row[f"{name}_to_target"] = mean(hit[key] for hit in reached) if len(reached) == len(runs) else None
+    hits = [_hit(run, target) for run in runs]
+    reached = [hit for hit in hits if hit is not None]
+    row["target"] = None if target is None else f"{target.metric}={target.value}"
+    row["reached"] = len(reached)
+    row["rounds_to_target_by_seed"] = [None if hit is None else hit["round"] for hit in hits]
+    for name, key in (("rounds", "round"), ("up_bytes", "up_bytes"), ("down_bytes", "down_bytes")):
+        row[f"{name}_to_target"] = mean(hit[key] for hit in reached) if len(reached) == len(runs) else None
     last = [run["metrics"][-1] for run in runs]
     for key in last[0]:
         values = [found[key] for found in last]
@@ -82,3 +103,8 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
         if len(values) > 1 and key.startswith(("train_", "test_")):
             row[f"{key}_std"] = stdev(values)
     return row
+
+
+def _hit(run: Document, target: Target | None) -> Document | None:
+    """The first row of a run that reaches the target."""
+    return next((row for row in run["metrics"] if target is not None and target.reached(row)), None)

@@ -12,12 +12,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice import recipes, tasks
+from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment
 from fedslice.recipe import Recipe, first_problem, option_names
 from fedslice.task import Task
+from fedslice.tasks.entry import Options, Seed
 
-Whole = Annotated[int, Field(ge=1)]
+DEVICES = ("cpu", "cuda", "mps")
+Whole = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class Request(BaseModel):
@@ -29,7 +32,7 @@ class Request(BaseModel):
     recipe: str = "fedavg"
     rounds: Whole | None = None
     cohort: Whole | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     data: str | None = None
     out: str | None = None
     eval_every: Whole | None = None
@@ -73,6 +76,8 @@ def request(given: Mapping[str, Any]) -> Request:
     for name in given:
         if name not in Request.model_fields:
             raise unknown("key", name, Request.model_fields)
+    if "task" not in given:
+        raise UserError(f"no task is named; add for example task = {next(iter(tasks.TASKS))!r}.")
     try:
         return Request(**given)
     except ValidationError as error:
@@ -106,13 +111,19 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
 
 def resolve(asked: Request) -> Plan:
     """Decide everything; every mistake a user can make in a request shows here, before anything is written."""
+    for kind, name, known in (
+        ("engine", asked.engine, ("auto", *ENGINES)),
+        ("device", asked.device.partition(":")[0], DEVICES),
+    ):
+        if name not in known:
+            raise unknown(kind, name, known)
     entry = tasks.get(asked.task)
     task_options, recipe_options = split_options(asked)
     recipe = recipes.get(asked.recipe).with_options(recipe_options)
-    task = _build(asked.task, tuple(sorted(task_options.items())), asked.data)
+    task = build_task(asked)
     rounds, eval_every = asked.rounds or entry.rounds, asked.eval_every or entry.eval_every
     config = {
-        "task": {"name": asked.task, "source": task.source, **entry.options(**task_options).model_dump()},
+        "task": {"name": asked.task, "source": task.source, **entry.check(task_options).model_dump()},
         "recipe": {"name": asked.recipe, **recipe.settings()},
         "rounds": rounds,
         "seed": asked.seed,
@@ -135,28 +146,45 @@ def resolve(asked: Request) -> Plan:
     )
 
 
+def build_task(asked: Request) -> Task:
+    """The task with its options; the runs of a comparison share it."""
+    task_options, _ = split_options(asked)
+    return _build(asked.task, tasks.get(asked.task).check(task_options), asked.data)
+
+
+def setting_names(asked: Request) -> list[str]:
+    """The keys that ``set`` may hold for this task and this recipe with its replaced parts."""
+    base = recipes.get(asked.recipe)
+    replaced = base.with_options({place: asked.set[place] for place in base.parts() if place in asked.set})
+    return [*option_names(replaced.parts()), *tasks.get(asked.task).options.model_fields]
+
+
+def is_setting(key: str, names: Iterable[str]) -> bool:
+    """Is this key, which may name the part it belongs to (``local.lr``), one of the names?"""
+    return key.rpartition(".")[2] in names
+
+
 def split_options(asked: Request) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sort ``set`` into options of the task and settings of the recipe, over the task's usual settings."""
     entry = tasks.get(asked.task)
-    base = recipes.get(asked.recipe)
-    own = set(entry.options.model_fields)
+    known = setting_names(asked)
+    for key in asked.set:
+        if not is_setting(key, known):
+            raise unknown("setting", key, known)
+    own = entry.options.model_fields
     task_options = {key: value for key, value in asked.set.items() if key in own}
     said = {key: value for key, value in asked.set.items() if key not in own}
     if asked.cohort is not None:
+        if "cohort" not in known:
+            raise UserError(f"cohort={asked.cohort} but recipe {asked.recipe!r} takes no cohort; leave it out.")
         said["cohort"] = asked.cohort
-    replaced = base.with_options({key: said[key] for key in base.parts() if key in said})
-    known = option_names(replaced.parts())
-    for key in said:
-        if key.rpartition(".")[2] not in known:
-            raise unknown("setting", key, [*known, *own])
     usual = {key: value for key, value in entry.settings.items() if key in known}
     return task_options, usual | said
 
 
 @lru_cache(maxsize=4)
-def _build(name: str, options: tuple[tuple[str, Any], ...], data: str | None) -> Task:
-    """Building a task reads its data; the runs of a comparison share it."""
-    return tasks.get(name).build(dict(options), Path(data) if data is not None else None)
+def _build(name: str, options: Options, data: str | None) -> Task:
+    return tasks.get(name).make(options, Path(data) if data is not None else None)
 
 
 def _value(text: str) -> Any:

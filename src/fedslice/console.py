@@ -1,17 +1,27 @@
-"""What a person reads: progress, tables, and numbers with units. All of it goes to standard error or the table."""
+"""What a person reads: progress, tables, and numbers with units."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from fedslice.engines.choose import Choice
 
 Document = dict[str, Any]
+Shown = list[Text | Table]
+
+_RUN_ROWS = 20  # lines of a run's table: a screenful
+_NAMES = {"up_bytes": "up", "down_bytes": "down", "seconds": "time"}  # whose unit stands in the cell
 
 
 class Follow:
@@ -21,153 +31,202 @@ class Follow:
         self._console = console
         self._title = title
         self._rounds = rounds
-        self._began = time.monotonic()
+        self._began = 0.0
         self._first: int | None = None
-        self._live = console.is_terminal
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
+            TextColumn("rounds"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            console=console,
-            transient=True,
+            TextColumn("left"),
         )
-        self._task = self._bar.add_task(title, total=rounds, metrics="")
+        self._task = self._bar.add_task(title, total=rounds)
+        self._metrics = Text(no_wrap=True, overflow="ellipsis")
+        self._live = Live(Group(self._bar, self._metrics), console=console, transient=True)
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._bar.start()
+        if self._console.is_interactive:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        self._live.stop()
+
+    def engine(self, choice: Choice) -> None:
+        """Say so if the model forced an engine on the run."""
+        if choice.reason.startswith("vmap cannot"):
+            self._console.print(f"{self._title}: {choice.engine.label} engine, for {choice.reason}", soft_wrap=True)
 
     def round(self, done: int) -> None:
-        """A round is over."""
+        """So many rounds are over; the first number is where the run begins or goes on."""
         if self._first is None:
-            self._first = done
+            self._began, self._first = time.monotonic(), done
         self._bar.update(self._task, completed=done)
 
     def row(self, row: Document) -> None:
         """An evaluation is there."""
-        words = "  ".join(f"{name} {value(name, row[name])}" for name in row if name.startswith(("train_", "test_")))
-        self._bar.update(self._task, metrics=words)
-        if not self._live:
-            self._console.print(f"{self._title}  round {row['round']}/{self._rounds}  {words}{self._left(row)}")
+        words = "  ".join(f"{_heading(name)} {value(name, row[name])}" for name in row if _is_score(name))
+        self._metrics.plain = words
+        if not self._console.is_interactive:
+            line = f"{self._title}  round {row['round']}/{self._rounds}  {words}{self._left(row['round'])}"
+            self._console.print(line, soft_wrap=True)
 
-    def _left(self, row: Document) -> str:
-        done = row["round"] - (self._first or 0)
-        if done <= 0 or row["round"] >= self._rounds:
+    def _left(self, done: int) -> str:
+        if self._first is None or done in (self._first, self._rounds):
             return ""
-        left = (time.monotonic() - self._began) / done * (self._rounds - row["round"])
-        return f"  {left:.0f} s left"
+        left = (time.monotonic() - self._began) / (done - self._first) * (self._rounds - done)
+        return f"  {left:.0f} s left" if left < 100 else f"  {left / 60:.0f} min left"
+
+
+def show(parts: Iterable[Text | Table]) -> None:
+    """Print titles and tables. No number is ever cut: a table that is too wide runs over the terminal's edge."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for part in parts:
+        asked = Measurement.get(console, console.options.update(max_width=1000), part)
+        numbers = isinstance(part, Table) and all(column.no_wrap for column in part.columns)
+        console.width = max(console.width, asked.maximum if numbers else asked.minimum)
+        console.print(part)
+        if isinstance(part, Table):
+            console.print()
 
 
 def value(name: str, number: Any) -> str:
-    """A number as a person reads it."""
+    """A number as a person reads it.
+
+    >>> value("test_auc", 0.61234), value("up_bytes", 45_720_000), value("round", 13.5), value("test_auc", None)
+    ('0.6123', '45.7 MB', '13.5', '-')
+    """
     if number is None:
         return "-"
-    if name.endswith("_bytes") or "_bytes_" in name:
+    if "bytes" in name:
         return size(number)
     if name == "seconds":
-        return f"{number:.1f} s"
-    return f"{number:.4f}" if isinstance(number, float) and abs(number) < 10 else f"{number:,.0f}"
+        return f"{number:,.1f} s"
+    if isinstance(number, float) and _is_score(name):
+        return f"{number:.4f}" if abs(number) < 100 else f"{number:.4g}"
+    return f"{number:,.1f}".removesuffix(".0")
 
 
 def size(count: float) -> str:
-    """Bytes in a readable unit.
+    """Bytes in a readable unit, three digits.
 
-    >>> size(1_500_000)
-    '1.50 MB'
+    >>> size(999), size(1_500_000), size(45_720_000), size(999_999)
+    ('999 B', '1.50 MB', '45.7 MB', '1.00 MB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 999.5 and len(units) > 1:
         count /= 1000
-    return f"{count:.2f} TB"
+        units.pop(0)
+    digits = 0 if units[0] == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:,.{digits}f} {units[0]}"
 
 
-def run_table(document: Document) -> Table:
+def run_tables(document: Document) -> Shown:
     """The metrics of one run, at most a screenful of rows."""
     rows = document["metrics"]
-    step = max(1, -(-len(rows) // 20))
+    step = max(1, -(-len(rows) // _RUN_ROWS))
     shown = rows[:-1:step] + rows[-1:]
-    title = f"{document['recipe']} on {document['task']}, seed {document['seed']} ({document['source']})"
-    out = _table(title, list(rows[-1]))
+    columns = [name for name in rows[-1] if name != "rejected" or rows[-1][name]]
+    table = _table(columns)
     for row in shown:
-        out.add_row(*(value(name, row[name]) for name in rows[-1]))
-    return out
+        table.add_row(*(value(name, row.get(name)) for name in columns))
+    return [Text(f"{document['recipe']} on {document['task']}, seed {document['seed']}: {document['source']}"), table]
 
 
-def compare_table(document: Document) -> Table:
-    """The comparison, one line per recipe."""
+def compare_tables(document: Document) -> Shown:
+    """When each recipe reached the target, and what it has at the end."""
     rows = document["table"]
-    several = len(rows[0]["seeds"]) > 1
-    seeds = ", ".join(map(str, rows[0]["seeds"]))
-    title = f"{document['task']}, seed{'s' if several else ''} {seeds} ({document['runs'][0]['source']})"
-    scores = [name for name in rows[0] if name.startswith(("train_", "test_")) and not name.endswith("_std")]
-    columns = ["recipe"]
-    if "target" in rows[0]:
-        columns += [f"rounds to {rows[0]['target']}", "up to target", "down to target"]
-    out = _table(title, [*columns, *scores, "up_bytes", "down_bytes", "seconds"])
+    seeds = rows[0]["seeds"]
+    words = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    parts: Shown = [Text(f"{document['task']}, {words}: {document['runs'][0]['source']}")]
+    if rows[0]["target"] is not None:
+        parts += [Text(f"until {rows[0]['target']}"), _target_table(rows)]
+    parts += [Text(f"after {value('round', rows[0]['round'])} rounds"), _end_table(rows)]
+    return parts
+
+
+def _target_table(rows: Sequence[Document]) -> Table:
+    table = _table(["recipe", "rounds", "up", "down", "seeds that reached it"])
     for row in rows:
-        cells = [row["recipe"]]
-        if "target" in row:
-            total = len(row["seeds"])
-            missed = f"{row['reached']} of {total} reached" if row["reached"] else "not reached"
-            rounds = row["rounds_to_target"]
-            cells += [missed if rounds is None else value("round", rounds)]
-            cells += [value("up_bytes", row["up_bytes_to_target"]), value("down_bytes", row["down_bytes_to_target"])]
-        for name in scores:
-            spread = f" ±{row[name + '_std']:.4f}" if row.get(name + "_std") is not None else ""
-            cells.append(value(name, row[name]) + spread)
-        out.add_row(*cells, *(value(name, row[name]) for name in ("up_bytes", "down_bytes", "seconds")))
-    return out
+        costs = [value(name, row[f"{name}_to_target"]) for name in ("rounds", "up_bytes", "down_bytes")]
+        table.add_row(row["recipe"], *costs, f"{row['reached']} of {len(row['seeds'])}")
+    return table
 
 
-def inspect_tables(found: Document) -> list[Table]:
+def _end_table(rows: Sequence[Document]) -> Table:
+    scores = [name for name in rows[0] if _is_score(name) and not name.endswith("_std")]
+    costs = [name for name in ("up_bytes", "down_bytes", "rejected", "seconds") if any(row[name] for row in rows)]
+    table = _table(["recipe", *scores, *costs])
+    for row in rows:
+        cells = [f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}" for name in scores]
+        table.add_row(row["recipe"], *cells, *(value(name, row[name]) for name in costs))
+    return table
+
+
+def _deviation(spread: float | None) -> str:
+    return "" if spread is None else f"\n±{spread:.4f}"
+
+
+def inspect_tables(found: Document) -> Shown:
     """What a task looks like."""
-    main = Table(title=f"{found['task']} ({found['source']})", show_header=False, title_justify="left")
-    for name, content in found.items():
-        if name in ("task", "source", "tables"):
-            continue
-        text = _spread(name, content) if isinstance(content, dict) else value(name, content)
-        main.add_row(name.replace("_", " "), text)
-    shown = [main]
+    parts: Shown = [Text(f"{found['task']}: {found['source']}"), *_facts(found)]
     for table in found["tables"]:
-        part = Table(title=", ".join(table["tables"]), show_header=False, title_justify="left")
-        part.add_row("indexed by", ", ".join(table["features"]))
-        for name, content in table.items():
-            if name in ("tables", "features"):
-                continue
-            text = _spread(name, content) if isinstance(content, dict) else value(name, content)
-            if name == "sparsity":
-                text = f"{content:.2%}"
-            part.add_row(name.replace("_", " "), text)
-        shown.append(part)
-    return shown
+        names, features = ", ".join(table["tables"]), ", ".join(table["features"])
+        parts += [Text(f"rows of {names}, indexed by {features}"), *_facts(table)]
+    return parts
 
 
-def list_tables(found: Document) -> list[Table]:
-    """Recipes by their parts; tasks by what they need."""
-    recipes = _table("recipes", ["recipe", "select", "slices", "local", "codec", "combine", "server"], left=True)
-    for row in found["recipes"]:
-        recipes.add_row(*row.values())
-    tasks = _table("tasks", ["task", "what it is", "data it needs", "options (--set)"], left=True)
-    for row in found["tasks"]:
-        tasks.add_row(row["task"], row["about"], row["needs"], ", ".join(row["options"]))
-    return [recipes, tasks]
+def _facts(found: Document) -> list[Table]:
+    """Single numbers, then those that differ by client."""
+    single = Table(box=None, show_header=False, pad_edge=False)
+    single.add_column()
+    single.add_column(justify="right")
+    spreads = _table(["per client", "min", "median", "mean", "max"])
+    for name, content in found.items():
+        words = name.replace("_", " ")
+        if isinstance(content, dict):
+            label = words.removesuffix(" per client")
+            spreads.add_row(label, *(value(name, content[key]) for key in ("min", "median", "mean", "max")))
+        elif isinstance(content, int | float):
+            single.add_row(words, f"{content:.2%}" if name == "sparsity" else value(name, content))
+    return [single, spreads]
 
 
-def _spread(name: str, spread: Document) -> str:
-    return "  ".join(f"{word} {value(name, number)}" for word, number in spread.items())
+def list_tables(found: Document) -> Shown:
+    """Recipes by their parts; parts by their settings; tasks by what they need."""
+    titles = {
+        "recipes": "recipes and their parts",
+        "parts": "parts (--set combine=heat) and their settings (--set lr=0.1)",
+        "tasks": "tasks and their settings (--set items=500)",
+    }
+    parts: Shown = []
+    for key, rows in found.items():
+        table = _table(list(rows[0]), prose=True)
+        for row in rows:
+            table.add_row(*(text if isinstance(text, str) else ", ".join(text) for text in row.values()))
+        parts += [Text(titles[key]), table]
+    return parts
 
 
-def _table(title: str, columns: Sequence[str], left: bool = False) -> Table:
-    out = Table(title=title, title_justify="left")
+def _is_score(name: str) -> bool:
+    return name.startswith(("train_", "test_"))
+
+
+def _heading(name: str) -> str:
+    return _NAMES.get(name, name.replace("_", " "))
+
+
+def _table(columns: Sequence[str], prose: bool = False) -> Table:
+    """A table of numbers after a first column of names, or of prose, which may be wrapped."""
+    out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for position, column in enumerate(columns):
-        out.add_column(column.replace("_", " "), justify="left" if left or position == 0 else "right")
+        heading = _heading(column)
+        if prose or position == 0:
+            out.add_column(heading, no_wrap=position == 0)
+        else:
+            part, _, rest = heading.partition(" ")
+            out.add_column(f"{part}\n{rest}" if _is_score(column) else heading, justify="right", no_wrap=True)
     return out

@@ -142,7 +142,7 @@ class Experiment:
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "store": {}, "parts": {}}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
-            groups[group][name] = value.to(self.store.device)
+            groups[group][name] = value.to(self.store.device, copy=True)
         self.model = groups["model"]
         self.store.load_state_dict(groups["store"])
         self.recipe.load_state_dict(groups["parts"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedslice import rng
-from fedslice.errors import UserError
+from fedslice.errors import UserError, unknown
 
 PAD = 0  # the id that fills a sequence up inside a batch; its row belongs to everyone
 
@@ -189,6 +189,8 @@ def _held_out(test: Any, by: str, owner: np.ndarray[Any, Any], seed: int) -> np.
                 f"({len(owner)})."
             )
         return mask
+    if by not in ("sample", "client"):
+        raise unknown("way to split, by=", by, ("sample", "client"))
     if not 0 <= test < 1:
         raise UserError(f"test={test} is not a fraction; give a number from 0 up to, not including, 1.")
     pool = np.arange(len(owner)) if by == "sample" else np.unique(owner)
@@ -204,8 +206,12 @@ def _held_out(test: Any, by: str, owner: np.ndarray[Any, Any], seed: int) -> np.
 def _checked(features: Mapping[str, Any], label: Any, count: int) -> Samples:
     """Arrays as tensors, after their lengths, types and finiteness have been seen to be right."""
     columns: dict[str, Feature] = {}
+    if "label" in features:
+        raise UserError("a feature is called 'label', like the argument beside it; give it another name.")
     for name, column in {**features, "label": label}.items():
         array: Feature = column if isinstance(column, Ragged) else _tensor(name, column)
+        if isinstance(array, Tensor) and array.dim() == 0:
+            raise UserError(f"feature {name!r} is a single number; give one row per sample ({count}).")
         if len(array) != count:
             raise UserError(f"feature {name!r} has {len(array)} rows but client has {count}; give one per sample.")
         flat = array.values if isinstance(array, Ragged) else array

@@ -34,7 +34,7 @@ class Upload:
         """
         fine = torch.ones(len(self.clients), dtype=torch.bool, device=self.clients.device)
         for value in self.values.values():
-            fine &= torch.isfinite(value).flatten(1).all(1)
+            fine &= torch.isfinite(value).reshape(len(value), -1).all(1)
         if bool(fine.all()):
             return self, ~fine
         values = {n: v.masked_fill(~fine.view(-1, *[1] * (v.dim() - 1)), 0) for n, v in self.values.items()}

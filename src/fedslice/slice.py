@@ -74,7 +74,7 @@ class Axis:
 
     def positions_of(self, ids: Tensor) -> Tensor:
         """Where each of ``ids`` [clients, any], all of them members, stands among the client's positions."""
-        return torch.searchsorted(self.ids, ids)
+        return torch.searchsorted(self.ids, ids).clamp(max=max(self.ids.shape[1] - 1, 0))
 
     def contains(self, ids: Tensor) -> Tensor:
         """Which of ``ids`` [clients, any] are members."""

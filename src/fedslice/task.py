@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedslice import rng
 from fedslice.errors import UserError, unknown
 from fedslice.federation import Federation, Ragged
-from fedslice.slice import Shapes, Values
+from fedslice.slice import Axis, Shapes, Slice, Values
 from fedslice.tables import IndexSets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -48,6 +48,7 @@ class Task:
         self._check_module()
         self._check_tables()
         self._check_loss()
+        self._check_slicing()
         if self.module is not self.model:
             _empty(self.module)
 
@@ -83,9 +84,10 @@ class Task:
             return self.model
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
-        built = self.model()
-        torch.default_generator.set_state(before)
-        return built
+        try:
+            return self.model()
+        finally:
+            torch.default_generator.set_state(before)
 
     def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Tensor:
         """The network's output for one client's parameters and one batch."""
@@ -108,21 +110,27 @@ class Task:
 
     def _check_module(self) -> None:
         for name, part in self.module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+            if getattr(part, "track_running_stats", False):
                 raise UserError(
                     f"layer {name!r} is {type(part).__name__} with running statistics, which are neither a "
                     "parameter nor averaged; use GroupNorm or track_running_stats=False."
                 )
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+                _check_embedding(name, part)
         takes = inspect.signature(self.module.forward).parameters
-        if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-            return
+        named = {n: p for n, p in takes.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         given = [*self.federation.train.features]
         given += [f"{n}_length" for n, c in self.federation.train.features.items() if isinstance(c, Ragged)]
-        if missing := [name for name in given if name not in takes]:
+        whose = f"{type(self.module).__name__}.forward takes ({', '.join(takes)})"
+        if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            given += list(named)
+        elif missing := [name for name in given if name not in named]:
             raise UserError(
-                f"{type(self.module).__name__}.forward takes ({', '.join(takes)}) but the federation's feature "
-                f"{missing[0]!r} would be passed to it by name; name its arguments like the features."
+                f"{whose} but the federation's feature {missing[0]!r} would be passed to it by name; "
+                "name its arguments like the features."
             )
+        if more := [n for n, p in named.items() if n not in given and p.default is p.empty]:
+            raise UserError(f"{whose} but the federation has no feature {more[0]!r}; add it, or give it a default.")
 
     def _check_tables(self) -> None:
         for table, names in self._tables.items():
@@ -151,6 +159,48 @@ class Task:
             raise UserError(
                 f"the loss gave shape {tuple(value.shape)} for {len(index)} samples; it must give one value per "
                 "sample (reduction='none')."
+            )
+
+    def _check_slicing(self) -> None:
+        """A client sees the rows it holds, under new numbers; the network must not notice."""
+        if not self.tables:
+            return
+        index = torch.arange(min(4, len(self.federation.train)), device=self.federation.train.offsets.device)[None]
+        features, _ = self.federation.train.batch(index)
+        parameters = {name: value.detach() for name, value in self.module.named_parameters()}
+        sliced = dict(features)
+        axes: dict[str, Axis | None] = {}
+        for sets in self.index_sets:
+            axis = Axis.unique(sets.named(sliced))
+            sets.relabel(sliced, axis)
+            axes |= dict.fromkeys(sets.tables, axis)
+        part = Slice.whole(1, self.shapes).replace(axes).gather(parameters)
+        few = parameters | {name: value[0] for name, value in part.items()}
+        self.module.eval()
+        with torch.no_grad():
+            whole = self.forward(parameters, {name: column[0] for name, column in features.items()})
+            try:
+                same = self.forward(few, {name: column[0] for name, column in sliced.items()})
+                agree = torch.allclose(whole, same, rtol=1e-3, atol=1e-5, equal_nan=True)
+            except (RuntimeError, IndexError):
+                agree = False
+        self.module.train()
+        if not agree:
+            raise UserError(
+                f"{type(self.module).__name__} gives another result on the table rows of a batch alone "
+                f"({', '.join(self.tables)}): its forward must use row ids to look rows up and for nothing else; "
+                "pass what else it needs as a feature of its own."
+            )
+
+
+def _check_embedding(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Options by which a lookup does more than look up: they speak of row numbers or of the whole table."""
+    for option in ("padding_idx", "max_norm", "sparse", "scale_grad_by_freq"):
+        value = getattr(layer, option, None)
+        if value is not None and value is not False:
+            raise UserError(
+                f"layer {name!r} has {option}={value}, which does not hold for a slice of its rows; leave it out "
+                "(mask padding in forward, with the feature's lengths)."
             )
 
 

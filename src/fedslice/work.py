@@ -20,7 +20,7 @@ class Batch:
 
     features: dict[str, Tensor]
     label: Tensor
-    real: Tensor
+    share: Tensor  # what each sample weighs in its client's mean
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,15 @@ class Work:
 
     def steps(self) -> Iterator[Batch]:
         """The batches in their order; sequences are cut to the longest of the step."""
-        for s in range(self.label.shape[1]):
-            features = {name: column[:, s] for name, column in self.features.items()}
+        shares = (self.real / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
+        columns = {name: column.unbind(1) for name, column in self.features.items()}
+        for s, (label, share) in enumerate(zip(self.label.unbind(1), shares, strict=True)):
+            features = {name: column[s] for name, column in columns.items()}
             for name in self.features:
                 if f"{name}_length" in features:
                     longest = int(features[f"{name}_length"].max())
                     features[name] = features[name][..., :longest]
-            yield Batch(features, self.label[:, s], self.real[:, s])
+            yield Batch(features, label, share)
 
     def client(self, c: int) -> Work:
         """The same work for one client alone."""
@@ -103,17 +105,12 @@ def _relabel(world: World, recipe: Recipe, hold: Slice, features: dict[str, Tens
     """Turn global row ids into places in the client's own tables, in place; the layout those tables then have."""
     axes: dict[str, Axis | None] = {}
     for sets in world.task.index_sets:
-        ids = [features[name].flatten(1).long() for name in sets.features]
-        named = torch.cat(ids, 1)
         axis = hold.axes[sets.tables[0]][0] if sets.tables[0] in hold.axes else None
         if recipe.rows_suffice:
-            axis = Axis.unique(named)
+            axis = Axis.unique(sets.named(features))
+        if axis is not None:
+            sets.relabel(features, axis)
         axes |= dict.fromkeys(sets.tables, axis)
-        if axis is None:
-            continue
-        places = axis.positions_of(named).split([part.shape[1] for part in ids], 1)
-        for name, place in zip(sets.features, places, strict=True):
-            features[name] = place.view(features[name].shape)
     return hold.replace(axes)
 
 

@@ -49,8 +49,14 @@ class StreamingSubspace(Codec):
         if self.full(t):
             return Message(upload, upload.slice.numbers() * itemsize + upload.slice.id_bytes())
         basis = self._split(upload)
+        rank = next(iter(basis.values())).shape[-1]
         code = sum(
-            torch.einsum("cv,cvr->cr", upload.values[n].flatten(1), basis[n].flatten(1, -2)) for n in upload.layout.axes
+            torch.einsum(
+                "cv,cvr->cr",
+                upload.values[n].reshape(upload.layout.clients, -1),
+                basis[n].reshape(upload.layout.clients, -1, rank),
+            )
+            for n in upload.layout.axes
         )
         assert isinstance(code, Tensor)
         space = Slice.whole(len(code), {CODE: code.shape[1:]})

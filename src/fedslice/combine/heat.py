@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -37,7 +38,8 @@ class HeatCorrected(Combine):
         self._clients = len(self._weights)
         self._coef: dict[str, Tensor] = {}
         for sets in world.task.index_sets:
-            coef = sets.weight(self._weights).reciprocal_().mul_(self._population)
+            coef = sets.weight(self._weights)
+            torch.div(coef.new_tensor(self._population), coef, out=coef)
             coef.masked_fill_(coef.isinf(), 1.0)
             if self.max_coef is not None:
                 coef.clamp_(max=self.max_coef)
@@ -51,6 +53,8 @@ class HeatCorrected(Combine):
     def correct(self, mean: Step, total: Total) -> Step:
         """Line 9, on the rows that the cohort touched."""
         scale = 1.0
+        if not mean:  # nobody sent anything that could be used
+            return mean
         if self.estimator == "horvitz-thompson":  # (N/K)·Σ w_i·Δ_i / W_m  =  c_m · mean · (N/K)·Σ_C w_i / W
             scale = self._clients / total.clients * total.weight / self._population
         out: Step = {}

@@ -38,24 +38,23 @@ def descend(forward: Forward, task: Task, local: SGD, work: Work) -> Trained:
     """
     rate = local.rate(work.round)
     names, now = list(work.start), list(work.start.values())
-    total = torch.zeros(len(work.clients), device=work.label.device)
-    active_steps = work.real.any(2)
-    ragged = not bool(active_steps.all())
+    active = work.real.any(2)
+    uneven = not bool(active.all())
+    history = []
     for s, batch in enumerate(work.steps()):
         now = [value.detach().requires_grad_() for value in now]
         parameters = dict(zip(names, now, strict=True))
-        losses = local.objective(forward, task.loss, parameters, batch.features, batch.label, batch.real)
+        losses = local.objective(forward, task.loss, parameters, batch.features, batch.label, batch.share)
         gradient = torch.autograd.grad(losses.sum(), now, allow_unused=True, materialize_grads=True)
+        history.append(losses.detach())
         with torch.no_grad():
             direction = local.direction(dict(zip(names, gradient, strict=True)), parameters, work.start)
             after = [value.add(direction[name], alpha=-rate) for name, value in parameters.items()]
-            if ragged:
-                active = active_steps[:, s]
+            if uneven:
                 after = [
-                    torch.where(active.view(-1, *[1] * (new.dim() - 1)), new, old)
+                    torch.where(active[:, s].view(-1, *[1] * (new.dim() - 1)), new, old)
                     for new, old in zip(after, now, strict=True)
                 ]
             now = after
-            total += losses.detach() * active_steps[:, s]
     end = {name: value.detach() for name, value in zip(names, now, strict=True)}
-    return Trained(end, total / active_steps.sum(1))
+    return Trained(end, (torch.stack(history, 1) * active).sum(1) / active.sum(1))

@@ -19,10 +19,20 @@ class Vectorized:
 
     def train(self, task: Task, local: SGD, work: Work) -> Trained:
         """All clients at once."""
-        batched = vmap(task.forward, randomness="different")
+        names, columns = list(work.start), list(work.features)
+
+        def one(*tensors: Tensor) -> Tensor:
+            split = len(names)
+            return task.forward(
+                dict(zip(names, tensors[:split], strict=True)), dict(zip(columns, tensors[split:], strict=True))
+            )
+
+        batched = vmap(
+            one, randomness="different"
+        )  # on plain tensors: unpacking containers costs more than small layers
 
         def forward(parameters: Values, features: dict[str, Tensor]) -> Tensor:
-            out: Tensor = batched(parameters, features)
+            out: Tensor = batched(*parameters.values(), *features.values())
             return out
 
         return descend(forward, task, local, work)

@@ -80,6 +80,7 @@ class SGD(Part):
             index = rng.integers(size, seed, rng.Purpose.BATCH, t, who, draw, places)
         elif self.epochs or self.batch_size is None:  # a pass ends at the last sample; its last batch is filled up
             visit, inside = np.divmod(places, per_pass * width)
+            visit = np.minimum(visit, steps // per_pass - 1)  # what lies beyond the client's last pass is not real
             index, real = np.minimum(inside, size - 1), real & (inside < size)
             index = self._shuffle(order, index, visit, size, (seed, rng.Purpose.BATCH, t, who, draw))
         else:  # a number of iterations: passes follow each other without a gap
@@ -102,14 +103,16 @@ class SGD(Part):
         """Replace the place in a pass by the sample that the pass's own permutation puts there."""
         if order != "shuffled":
             return index
-        place = np.arange(int(size.max()))[None]
-        out = index.copy()
+        index, visit = index.copy(), np.broadcast_to(visit, index.shape)
         for one in range(int(visit.max()) + 1):
-            keys = rng.bits(*key, one, place)
-            keys[place >= size] = np.iinfo(np.uint64).max
+            rows = np.flatnonzero((visit == one).any(1))  # the clients that get as far as this pass
+            place = np.arange(int(size[rows].max()))[None]
+            keys = rng.bits(*(word if np.ndim(word) == 0 else np.asarray(word)[rows] for word in key), one, place)
+            keys[place >= size[rows]] = np.iinfo(np.uint64).max
             permutation = np.argsort(keys, axis=1, kind="stable")
-            out = np.where(visit == one, np.take_along_axis(permutation, index, axis=1), out)
-        return out
+            shuffled = np.take_along_axis(permutation, np.minimum(index[rows], place.size - 1), axis=1)
+            index[rows] = np.where(visit[rows] == one, shuffled, index[rows])
+        return index
 
     def objective(
         self,
@@ -129,7 +132,7 @@ class SGD(Part):
         """From a gradient to a step: here only the clipping, which looks at each client alone."""
         if self.clip is None:
             return gradient
-        squares = [g.flatten(1).square().sum(1) for g in gradient.values()]
+        squares = [g.reshape(len(g), -1).square().sum(1) for g in gradient.values()]
         norm = torch.stack(squares).sum(0).sqrt()
         factor = self.clip / norm.clamp(min=self.clip)
         return {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in gradient.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,13 +13,15 @@ from fedslice.errors import UserError
 from fedslice.recipe import first_problem
 from fedslice.task import Task
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
 
 class Options(BaseModel):
     """Options of a task; ``data_seed`` fixes what is drawn when data are generated or split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data_seed: int = Field(default=0, ge=0)
+    data_seed: Seed = 0
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,16 @@ class Entry:
     eval_every: int = 10
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe: cohort, learning rate, …
 
-    def build(self, options: Mapping[str, Any], data: Path | None) -> Task:
-        """The task with these options; a wrong one is told in a sentence."""
+    def check(self, options: Mapping[str, Any]) -> Options:
+        """The options, filled up with defaults; a wrong one is told in a sentence."""
         try:
-            chosen = self.options(**options)
+            return self.options(**options)
         except ValidationError as error:
             raise UserError(f"task {self.name}: {first_problem(error)}.") from None
-        return self.make(chosen, data)
+
+    def build(self, options: Mapping[str, Any], data: Path | None) -> Task:
+        """The task with these options."""
+        return self.make(self.check(options), data)
 
 
 def data_folder(name: str, data: Path | None, needs: str) -> Path:

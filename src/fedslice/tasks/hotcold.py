@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from fedslice import rng
 from fedslice.federation import Federation
 from fedslice.measure import accuracy, auc
-from fedslice.parts import Count
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options
+
+Size = Annotated[int, Field(ge=1, le=10**9)]
 
 
 class HotColdOptions(Options):
     """Sizes, and ``zipf``, the exponent of item popularity: 0 is even, larger is more dispersed heat."""
 
-    clients: Count = 1000
-    items: Count = 10_000
-    samples: Count = 60  # per client
-    factors: Count = 8
+    clients: Size = 1000
+    items: Size = 10_000
+    samples: Size = 60  # per client
+    factors: Size = 8
     zipf: Annotated[float, Field(ge=0, le=3)] = 1.0
-    signal: Annotated[float, Field(ge=0)] = 3.0  # standard deviation of the planted logit
+    signal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0  # standard deviation of the planted logit
 
 
 class Taste(nn.Module):

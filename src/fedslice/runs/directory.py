@@ -1,0 +1,268 @@
+"""The directory of one run, which survives being killed at any instant.
+
+    config.json             what determines the result; a directory belongs to one configuration for good
+    environment.json        the software and hardware on which the run began
+    metrics.jsonl           one row per line, on disk before the next step is taken
+    checkpoint.safetensors  the newest state, and how many rows of the log belong to it
+    finished.json           written last: the run is complete
+    lock                    held by the process that writes the run, and released with its death
+
+The log runs ahead of the checkpoint, never behind it, so to resume is to cut the log back to the checkpoint.
+"""
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from fedslice.errors import UserError
+from fedslice.runs import checkpoint as checkpoints
+from fedslice.runs.environment import describe
+
+_CONFIG = "config.json"
+_ENVIRONMENT = "environment.json"
+_METRICS = "metrics.jsonl"
+_CHECKPOINT = "checkpoint.safetensors"
+_FINISHED = "finished.json"
+_REPLACED = (_CONFIG, _ENVIRONMENT, _METRICS, _CHECKPOINT, _FINISHED)
+_LOCK = "lock"
+_ABSENT = object()
+
+
+class RunDirectory:
+    """One run on disk. Get it from `RunDirectory.open`, and leave it through `with` or `close`.
+
+    >>> with RunDirectory.open(out, config, resume=True) as run:  # doctest: +SKIP
+    ...     state = run.resume()
+    ...     for t in range(state[0] + 1 if state else 0, rounds):
+    ...         run.log({"round": t, "loss": loss})
+    ...         run.checkpoint(t, tensors, meta={})
+    ...     run.finish()
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        self._rows: int | None = None  # rows in the log; None while nothing may be appended to it
+
+    @classmethod
+    def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> Self:
+        """Begin a run at `path`, continue the unfinished one there, or open the finished one for reading."""
+        wanted = json.loads(json.dumps(config, allow_nan=False))
+        run = cls(path)
+        run._refuse_strangers()
+        run._refuse_other(wanted)
+        if (
+            not run.finished
+        ):  # a finished run is only read: by many at once, and from a disk nobody may write to
+            run._lock = _lock(path)
+            try:
+                run._begin(wanted, resume)
+            except BaseException:
+                run.close()
+                raise
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return (self.path / _FINISHED).exists()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of the log, oldest first."""
+        rows = []
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise UserError(
+                    f"{self.path / _METRICS}, line {number} is not JSON ({error}); "
+                    "restore the file from a copy, or start the run again in another --out"
+                ) from error
+        return rows
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append one row, and return when it is on disk. NaN and infinity, which JSON lacks, become null."""
+        rows = self._writable()
+        with (self.path / _METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._rows = rows + 1
+
+    def checkpoint(self, round: int, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
+        """Replace the checkpoint by the state after `round`; the rows logged so far belong to it."""
+        bound = {**meta, "round": round, "metric_rows": self._writable()}
+        checkpoints.save(self.path / _CHECKPOINT, tensors, bound)
+
+    def resume(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+        """The newest checkpoint as (round, tensors, meta), and the log cut back to it; None if there is none.
+
+        Of a finished run this is the last state, and the log stays whole.
+        """
+        path = self.path / _CHECKPOINT
+        state = checkpoints.load(path) if path.exists() else None
+        if not self.finished:
+            self._cut_log(state[1]["metric_rows"] if state else 0)
+        return (state[1]["round"], *state) if state else None
+
+    def finish(self) -> None:
+        """Mark the run as complete. Nothing can be written to it from then on, so the lock is released."""
+        _write_json(self.path / _FINISHED, {"metric_rows": self._writable()})
+        self.close()
+
+    def close(self) -> None:
+        """Let another process write this run. The lock file stays: removing it would let two processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._rows = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, wanted: dict[str, Any], resume: bool) -> None:
+        """Everything that needs the lock. What was found before it was taken may have changed meanwhile."""
+        self._refuse_other(wanted)
+        if self.finished:
+            self.close()
+            return
+        for name in _REPLACED:
+            checkpoints.discard_partial(self.path / name)
+        if not (self.path / _CONFIG).exists():
+            _write_json(self.path / _CONFIG, wanted)
+            self._cut_log(0)
+        elif not resume:
+            raise UserError(
+                f"{self.path} holds an unfinished run with these settings; "
+                "add --resume to continue it, or choose another --out"
+            )
+        if not (self.path / _ENVIRONMENT).exists():
+            _write_json(self.path / _ENVIRONMENT, describe())
+
+    def _refuse_strangers(self) -> None:
+        """Never begin a run among files that are not ours; a run whose beginning was interrupted is ours."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file, and a run needs a directory; choose another --out")
+        if not self.path.exists():
+            return
+        found = {entry.name for entry in self.path.iterdir()}
+        strangers = found - {_LOCK, *map(checkpoints.partial_name, _REPLACED)}
+        if strangers and _CONFIG not in found:
+            raise UserError(
+                f"{self.path} holds {min(strangers)!r} but no run (no {_CONFIG}); "
+                "choose another --out, or an empty directory"
+            )
+
+    def _refuse_other(self, wanted: dict[str, Any]) -> None:
+        path = self.path / _CONFIG
+        if not path.exists():
+            return
+        try:
+            stored = json.loads(path.read_bytes())
+            if not isinstance(stored, dict):
+                raise ValueError("it is not an object")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({error}); choose another --out") from error
+        difference = _difference(stored, wanted, "")
+        if difference is not None:
+            key, there, here = difference
+            raise UserError(
+                f"{self.path} holds a run with other settings: {key} is {there} there and {here} here; "
+                "choose another --out"
+            )
+
+    def _writable(self) -> int:
+        if self._rows is None:
+            raise RuntimeError(
+                f"{self.path} is finished, closed, or not yet resumed: call resume() before writing"
+            )
+        return self._rows
+
+    def _cut_log(self, rows: int) -> None:
+        if self._lock is None:
+            raise RuntimeError(f"{self.path} is closed: open it again to resume the run")
+        lines = self._lines()
+        if len(lines) < rows:
+            raise UserError(
+                f"{self.path / _METRICS} has {len(lines)} rows, but its checkpoint was taken after {rows}; "
+                "restore both from one copy, or delete both and the run starts over from its first round"
+            )
+        with checkpoints.replacing(self.path / _METRICS) as fresh:
+            fresh.write_bytes(b"".join(lines[:rows]))
+        self._rows = rows
+
+    def _lines(self) -> list[bytes]:
+        """The complete lines of the log: what follows the last newline was cut off by a crash."""
+        path = self.path / _METRICS
+        if not path.exists():
+            return []
+        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _lock(path: Path) -> int:
+    """Take the run for this process. The system releases the lock when the process ends, however it ends."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(
+            f"no run can be written to {path} ({error.strerror}); choose another --out"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"another process is writing the run in {path}; wait until it ends, or choose another --out"
+        ) from None
+    return descriptor
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    with checkpoints.replacing(path) as fresh:
+        fresh.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_finite(entry) for entry in value]
+        case _:
+            return value
+
+
+def _difference(there: Any, here: Any, key: str) -> tuple[str, str, str] | None:
+    """The first key, dotted, at which two JSON values differ, and what each has there.
+
+    Scalars are compared as JSON text, in which 1 and true are not the same.
+    """
+    if type(there) is type(here) and isinstance(there, dict | list):
+        left, right = _entries(there), _entries(here)
+        for name in dict.fromkeys([*right, *left]):
+            found = _difference(
+                left.get(name, _ABSENT), right.get(name, _ABSENT), f"{key}.{name}" if key else name
+            )
+            if found is not None:
+                return found
+        return None
+    texts = ["absent" if value is _ABSENT else json.dumps(value) for value in (there, here)]
+    return None if texts[0] == texts[1] else (key, texts[0], texts[1])
+
+
+def _entries(value: dict[str, Any] | list[Any]) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {str(index): entry for index, entry in enumerate(value)}

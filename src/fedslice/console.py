@@ -57,7 +57,7 @@ class Follow:
 
     def engine(self, choice: Choice) -> None:
         """Say so if the model forced an engine on the run."""
-        if choice.reason.startswith("vmap cannot"):
+        if choice.forced:
             self._console.print(f"{self._title}: {choice.engine.label} engine, for {choice.reason}", soft_wrap=True)
 
     def round(self, done: int) -> None:

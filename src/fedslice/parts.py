@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 # Settings of parts are checked where they are given: a wrong value never reaches a round.
 CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ recipe always get the same answer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from fedslice.engines.base import Engine
 from fedslice.engines.sequential import Sequential
@@ -36,12 +37,16 @@ _CHUNK_BYTES = 64 << 20  # what a chunk's values and activations may take: more 
 
 
 class Choice(NamedTuple):
-    """An engine, the number of clients it takes at once, the threads it uses, and why."""
+    """An engine, the number of clients it takes at once, the threads it uses, and why.
+
+    ``forced`` is true if the model left no choice.
+    """
 
     engine: Engine
     chunk: int
     threads: int
     reason: str
+    forced: bool = False
 
 
 def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, cohort: int) -> Choice:
@@ -51,10 +56,10 @@ def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, coh
     one = _first_step(work.client(0))
     cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
     size = chunk or _even(cohort, max(1, int(_CHUNK_BYTES // cost.bytes)))
-    kind, reason = _kind(name, cost, task, local, work)
+    kind, reason, forced = _kind(name, cost, task, local, work)
     together = cost.flops * (1 if kind is Sequential else size)
     threads = 1 if together < _PARALLEL_FLOPS else torch.get_num_threads()
-    return Choice(kind(), size, threads, reason)
+    return Choice(kind(), size, threads, reason, forced)
 
 
 def _even(cohort: int, most: int) -> int:
@@ -62,19 +67,19 @@ def _even(cohort: int, most: int) -> int:
     return -(-cohort // -(-cohort // most))
 
 
-def _kind(name: str, cost: _Cost, task: Task, local: SGD, work: Work) -> tuple[type[Engine], str]:
+def _kind(name: str, cost: _Cost, task: Task, local: SGD, work: Work) -> tuple[type[Engine], str, bool]:
     if name != "auto":
-        return ENGINES[name], "by name"
+        return ENGINES[name], "by name", False
     saved = cost.operations * _OPERATION_SECONDS
     lost = cost.convolution / _FLOPS_PER_SECOND * _GROUPED_SLOWDOWN
     if lost > saved:
-        return Sequential, "convolutions outweigh what vectorising spares"
+        return Sequential, "convolutions outweigh what vectorising spares", False
     try:
         Vectorized().train(task, local, _first_step(work))
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
-        return Sequential, f"vmap cannot carry this model ({first})"
-    return Vectorized, "many small operations"
+        return Sequential, f"vmap cannot carry this model ({first})", True
+    return Vectorized, "many small operations", False
 
 
 class _Cost(NamedTuple):
@@ -84,26 +89,32 @@ class _Cost(NamedTuple):
     bytes: int
 
 
-class _Operations(TorchDispatchMode):
-    """Counts the kernels that are called."""
+class _Counter(TorchDispatchMode):
+    """Counts the kernels that are called and their floating-point work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.operations = 0
+        self.flops: Counter[str] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiler runs here, and to tell it to stand aside would load it first, which takes a second or two."""
+        return False
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.flops[func.overloadpacket.__name__] += formula(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 def _count(task: Task, local: SGD, work: Work) -> _Cost:
-    """Operations, convolution work and bytes of one client's step."""
+    """Operations, floating-point work and bytes of one client's step."""
     kept = 0
 
     def keep(tensor: Tensor) -> Tensor:
@@ -111,13 +122,11 @@ def _count(task: Task, local: SGD, work: Work) -> _Cost:
         kept += tensor.numel() * tensor.element_size()
         return tensor
 
-    saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with _Operations() as operations, FlopCounterMode(display=False) as flops, saved:
+    with _Counter() as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         Sequential().train(task, local, work)
-    by_operation = flops.get_flop_counts().get("Global", {})
-    convolution = sum(count for kind, count in by_operation.items() if "convolution" in str(kind))
+    convolution = sum(count for kind, count in counter.flops.items() if "convolution" in kind)
     values = sum(v.numel() * v.element_size() for v in work.start.values())
-    return _Cost(operations.count, flops.get_total_flops(), convolution, 3 * values + kept)
+    return _Cost(counter.operations, counter.flops.total(), convolution, 3 * values + kept)
 
 
 def _first_step(work: Work) -> Work:

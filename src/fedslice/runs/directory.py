@@ -58,9 +58,7 @@ class RunDirectory:
         run = cls(path)
         run._refuse_strangers()
         run._refuse_other(wanted)
-        if (
-            not run.finished
-        ):  # a finished run is only read: by many at once, and from a disk nobody may write to
+        if not run.finished:  # a finished run is only read: by many at once, and from a disk nobody may write to
             run._lock = _lock(path)
             try:
                 run._begin(wanted, resume)
@@ -184,9 +182,7 @@ class RunDirectory:
 
     def _writable(self) -> int:
         if self._rows is None:
-            raise RuntimeError(
-                f"{self.path} is finished, closed, or not yet resumed: call resume() before writing"
-            )
+            raise RuntimeError(f"{self.path} is finished, closed, or not yet resumed: call resume() before writing")
         return self._rows
 
     def _cut_log(self, rows: int) -> None:
@@ -216,9 +212,7 @@ def _lock(path: Path) -> int:
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UserError(
-            f"no run can be written to {path} ({error.strerror}); choose another --out"
-        ) from error
+        raise UserError(f"no run can be written to {path} ({error.strerror}); choose another --out") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -254,9 +248,7 @@ def _difference(there: Any, here: Any, key: str) -> tuple[str, str, str] | None:
     if type(there) is type(here) and isinstance(there, dict | list):
         left, right = _entries(there), _entries(here)
         for name in dict.fromkeys([*right, *left]):
-            found = _difference(
-                left.get(name, _ABSENT), right.get(name, _ABSENT), f"{key}.{name}" if key else name
-            )
+            found = _difference(left.get(name, _ABSENT), right.get(name, _ABSENT), f"{key}.{name}" if key else name)
             if found is not None:
                 return found
         return None

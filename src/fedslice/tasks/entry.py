@@ -17,11 +17,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Options(BaseModel):
-    """Options of a task; ``data_seed`` fixes what is drawn when data are generated or split."""
+    """Options of a task; one that it does not know is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    data_seed: Seed = 0
 
 
 @dataclass(frozen=True)

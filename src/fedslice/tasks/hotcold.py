@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedslice import rng
+from fedslice.errors import UserError
 from fedslice.federation import Federation
 from fedslice.measure import accuracy, auc
 from fedslice.task import Task
-from fedslice.tasks.entry import Entry, Options
+from fedslice.tasks.entry import Entry, Options, Seed
 
 Size = Annotated[int, Field(ge=1, le=10**9)]
 
@@ -28,6 +29,7 @@ class HotColdOptions(Options):
     factors: Size = 8
     zipf: Annotated[float, Field(ge=0, le=3)] = 1.0
     signal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0  # standard deviation of the planted logit
+    data_seed: Seed = 0
 
 
 class Taste(nn.Module):
@@ -48,8 +50,10 @@ class Taste(nn.Module):
         return match + bias
 
 
-def make(options: HotColdOptions, data: Path | None) -> Task:  # noqa: ARG001
+def make(options: HotColdOptions, data: Path | None) -> Task:
     """Users meet items by Zipf's law and like them by planted factors; 20% of the samples are held out."""
+    if data is not None:
+        raise UserError(f"task 'hotcold' is generated, so --data {data} has no place in it; leave it out.")
     seed, count = options.data_seed, options.clients * options.samples
     client = np.repeat(np.arange(options.clients), options.samples)
     sample = np.arange(count)

@@ -13,15 +13,16 @@ from fedslice.federation import Federation
 from fedslice.measure import accuracy, auc
 from fedslice.models import SparseLogistic
 from fedslice.task import Task
-from fedslice.tasks.entry import Entry, Options, data_folder
+from fedslice.tasks.entry import Entry, Options, Seed, data_folder
 
 NEEDS = "the official ml-1m.zip, or its folder"
 
 
 class MovieLensOptions(Options):
-    """Which of the two official sets."""
+    """Which of the two official sets, and the seed of the split into training and test samples."""
 
     variant: Literal["1m", "100k"] = "1m"
+    data_seed: Seed = 0
 
 
 def make(options: MovieLensOptions, data: Path | None) -> Task:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -151,46 +152,78 @@ class Task:
                 )
 
     def _check_loss(self) -> None:
+        """One value per sample, whatever samples stand beside it: all clients' samples go through the loss together."""
         index = torch.arange(min(2, len(self.federation.train)), device=self.federation.train.offsets.device)
         features, label = self.federation.train.batch(index)
-        with torch.no_grad():
-            value = self.loss(self.forward(dict(self.module.named_parameters()), features), label)
-        if value.shape != index.shape:
+        with torch.no_grad(), _evaluating(self.module):
+            output = self.forward(dict(self.module.named_parameters()), features)
+            value = self.loss(output, label)
+            if value.shape != index.shape:
+                raise UserError(
+                    f"the loss gave shape {tuple(value.shape)} for {len(index)} samples; it must give one value per "
+                    "sample (reduction='none')."
+                )
+            probe = output + torch.linspace(0, 1, output.numel(), device=output.device).view(output.shape)
+            together = self.loss(probe, label)
+            alone = torch.cat([self.loss(probe[i : i + 1], label[i : i + 1]) for i in range(len(index))])
+        if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise UserError(
-                f"the loss gave shape {tuple(value.shape)} for {len(index)} samples; it must give one value per "
-                "sample (reduction='none')."
+                "the loss of a sample changes with the samples beside it; it must look at each sample alone "
+                "(what compares samples belongs into the model)."
             )
 
     def _check_slicing(self) -> None:
         """A client sees the rows it holds, under new numbers; the network must not notice."""
         if not self.tables:
             return
-        index = torch.arange(min(4, len(self.federation.train)), device=self.federation.train.offsets.device)[None]
-        features, _ = self.federation.train.batch(index)
-        parameters = {name: value.detach() for name, value in self.module.named_parameters()}
-        sliced = dict(features)
-        axes: dict[str, Axis | None] = {}
-        for sets in self.index_sets:
-            axis = Axis.unique(sets.named(sliced))
-            sets.relabel(sliced, axis)
-            axes |= dict.fromkeys(sets.tables, axis)
-        part = Slice.whole(1, self.shapes).replace(axes).gather(parameters)
-        few = parameters | {name: value[0] for name, value in part.items()}
-        self.module.eval()
-        with torch.no_grad():
-            whole = self.forward(parameters, {name: column[0] for name, column in features.items()})
-            try:
-                same = self.forward(few, {name: column[0] for name, column in sliced.items()})
-                agree = torch.allclose(whole, same, rtol=1e-3, atol=1e-5, equal_nan=True)
-            except (RuntimeError, IndexError):
-                agree = False
-        self.module.train()
+        train = self.federation.train
+        some = torch.linspace(0, len(train) - 1, min(8, len(train)), device=train.offsets.device).long()
+        with torch.no_grad(), _evaluating(self.module):
+            agree = all(self._same_when_sliced(index) for index in (some, *some.split(1)))
         if not agree:
             raise UserError(
                 f"{type(self.module).__name__} gives another result on the table rows of a batch alone "
                 f"({', '.join(self.tables)}): its forward must use row ids to look rows up and for nothing else; "
                 "pass what else it needs as a feature of its own."
             )
+
+    def _same_when_sliced(self, index: Tensor) -> bool:
+        """Compare the outputs for a batch, with its rows shaken up so that equal values cannot hide a difference."""
+        features, _ = self.federation.train.batch(index[None])
+        parameters = {name: value.detach() for name, value in self.module.named_parameters()}
+        sliced = dict(features)
+        axes: dict[str, Axis] = {}
+        for sets in self.index_sets:
+            rows = Axis.unique(sets.named(sliced))
+            sets.relabel(sliced, rows)
+            axes |= dict.fromkeys(sets.tables, rows)
+        part = Slice.whole(1, self.shapes).replace(axes)
+        before = part.gather(parameters)
+        chance = torch.Generator().manual_seed(0)
+        few = {name: value[0] for name, value in before.items()}
+        for name, axis in axes.items():
+            few[name] = torch.randn(few[name].shape, generator=chance).to(few[name])
+            parameters[name][axis.ids[0]] = few[name]
+        try:
+            whole = self.forward(parameters, {name: column[0] for name, column in features.items()})
+            same = self.forward(few, {name: column[0] for name, column in sliced.items()})
+        except (RuntimeError, IndexError):
+            return False
+        finally:
+            for name, axis in axes.items():
+                parameters[name][axis.ids[0]] = before[name][0]
+        return torch.allclose(whole, same, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Without dropout, which would make two passes differ and draw from the global generator."""
+    before = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(before)
 
 
 def _check_embedding(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
@@ -208,7 +241,7 @@ def _empty(module: nn.Module) -> None:
     """Keep the structure and let go of the values of what is trained: a table can be as large as the memory allows."""
     hollow: dict[nn.Parameter, nn.Parameter] = {}  # a parameter that two layers share stays shared
     for part in module.modules():
-        for name, value in part.named_parameters(recurse=False):
+        for name, value in part.named_parameters(recurse=False, remove_duplicate=False):
             if value.requires_grad:
                 empty = hollow.setdefault(value, nn.Parameter(value.detach().to("meta")))
                 part.register_parameter(name, empty)

@@ -96,6 +96,7 @@ def upload(world: World, recipe: Recipe, model: Values, work: Work, end: Values)
     weights = recipe.combine.weigh(work.clients)
     sent, broken = Upload(work.clients, weights, up, layout, values).without_broken()
     fine = ~broken
+    recipe.slices.sent(work.clients, up, fine)
     for name in recipe.slices.kept() if recipe.slices.remembers else ():
         world.store.put(f"kept/{name}", work.clients[fine], end[name][fine])
     return sent, broken

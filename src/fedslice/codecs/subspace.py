@@ -115,6 +115,12 @@ class StreamingSubspace(Codec):
         if not bool(keep.any()):
             return
         basis = updates.double() @ vectors.flip(1)[:, : self.rank][:, keep] / sigma[keep]
+        gram = basis.T @ basis
+        if (
+            float((gram - torch.eye(len(gram)).to(gram)).abs().max()) > 1e-6
+        ):  # directions of little energy come out skew
+            basis, corner = torch.linalg.qr(basis)
+            basis = basis * corner.diagonal().sign()
         self._sigma = sigma[keep]
         self._basis = basis.to(updates.dtype if self._basis is None else self._basis.dtype)
 

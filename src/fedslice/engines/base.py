@@ -40,12 +40,12 @@ def descend(forward: Forward, task: Task, local: SGD, work: Work) -> Trained:
     names, now = list(work.start), list(work.start.values())
     active = work.real.any(2)
     uneven = not bool(active.all())
-    history = []
+    history: list[Tensor] = []
     for s, batch in enumerate(work.steps()):
         now = [value.detach().requires_grad_() for value in now]
         parameters = dict(zip(names, now, strict=True))
         losses = local.objective(forward, task.loss, parameters, batch.features, batch.label, batch.share)
-        gradient = torch.autograd.grad(losses.sum(), now, allow_unused=True, materialize_grads=True)
+        gradient = torch.autograd.grad(losses, now, torch.ones_like(losses), allow_unused=True, materialize_grads=True)
         history.append(losses.detach())
         with torch.no_grad():
             direction = local.direction(dict(zip(names, gradient, strict=True)), parameters, work.start)

@@ -53,6 +53,9 @@ class Slices(Part):
         """What they send back; asked after training."""
         return hold
 
+    def sent(self, clients: Tensor, up: Slice, taken: Tensor) -> None:
+        """These clients have uploaded ``up``; what some of them sent was not ``taken`` in."""
+
     def kept(self) -> frozenset[str]:
         """The parameters whose values a client remembers between its rounds."""
         return frozenset()

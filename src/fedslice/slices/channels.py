@@ -56,7 +56,7 @@ class ChannelDropout(Slices):
     def up(self, t: int, clients: Tensor, hold: Slice, start: Values, end: Values) -> Slice:  # noqa: ARG002
         """n_up = N_l·(1 − D) random channels of each layer, at least one."""
         changes: dict[str, Axis | None] = {}
-        for number, (layer, names) in enumerate(self._layers.items()):
+        for number, names in enumerate(self._layers.values()):
             channels = self._shapes[names[0]][0]
             sent = min(max(round(channels * (1 - self.rate)), 1), channels)
             who = clients.cpu().numpy()[:, None]
@@ -64,10 +64,16 @@ class ChannelDropout(Slices):
             chosen = np.argsort(keys, axis=1, kind="stable")[:, :sent]
             mask = np.zeros(keys.shape, dtype=np.bool_)
             np.put_along_axis(mask, chosen, True, axis=1)
-            held = torch.from_numpy(mask).to(clients.device)
-            self._store.put(f"mask/{layer}", clients, held)
-            changes |= dict.fromkeys(names, Axis.from_mask(held))
+            changes |= dict.fromkeys(names, Axis.from_mask(torch.from_numpy(mask).to(clients.device)))
         return hold.replace(changes)
+
+    def sent(self, clients: Tensor, up: Slice, taken: Tensor) -> None:
+        """Remember the mask; a client whose upload was refused has no merged channels to look forward to."""
+        for layer, names in self._layers.items():
+            axis, channels = up.axes[names[0]][0], self._shapes[names[0]][0]
+            every = torch.arange(channels, device=clients.device).expand(len(clients), -1).contiguous()
+            mask = torch.ones_like(every, dtype=torch.bool) if axis is None else axis.contains(every)
+            self._store.put(f"mask/{layer}", clients[taken], mask[taken])
 
     def kept(self) -> frozenset[str]:
         """The whole local model."""

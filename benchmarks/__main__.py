@@ -61,6 +61,11 @@ def worker(kind: str, task: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.worker", kind, task, *options]
 
 
+def peer(name: str, data: Path) -> list[str]:
+    """The command of a peer, with its own interpreter."""
+    return [str(environments.python(name)), str(PEERS / f"{name}_movielens.py"), str(data)]
+
+
 def race(contestants: list[Contestant], repeats: int) -> None:
     """Interleaved repeats."""
     for repeat in range(repeats):
@@ -90,12 +95,10 @@ def speed(data: Path, repeats: int) -> list[dict[str, Any]]:
             "movielens": lambda: [
                 Contestant("fedslice", worker("fedavg", "movielens", *place), 40),
                 Contestant("plain loop", worker("plain", "movielens", *place), 5),
-                Contestant(
-                    "pfl 0.6.0", [str(environments.python("pfl")), str(PEERS / "pfl_movielens.py"), str(npz)], 5
-                ),
-                Contestant(
-                    "Flower 1.41", [str(environments.python("flower")), str(PEERS / "flower_movielens.py"), str(npz)], 2
-                ),
+                Contestant("pfl 0.6.0, 1 process", ["taskset", "--cpu-list", "0", *peer("pfl", npz)], 5),
+                Contestant("pfl 0.6.0, 1 per core", peer("pfl", npz), 5),
+                Contestant("Flower 1.41, 50 nodes", [*peer("flower", npz), "50"], 3),
+                Contestant("Flower 1.41, a node per client", peer("flower", npz), 2),
             ],
             "amazon": lambda: [
                 Contestant("fedslice", worker("fedavg", "amazon", *place), 5),
@@ -160,7 +163,7 @@ def main() -> None:
         found["speed"] = speed(given.data, given.repeats)
         for row in found["speed"]:
             print(
-                f"{row['task']:<10} {row['who']:<12} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
+                f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
                 f"  {row['times_fedslice']:>7.1f} x  (from {row['times_min']:.1f} to {row['times_max']:.1f})"
             )
     if given.only != "speed":

@@ -150,9 +150,7 @@ def test_every_truncation_and_every_changed_byte_is_refused(tmp_path: Path) -> N
         assert str(path) in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"round,loss\n1,0.5\n", b"PK\x03\x04" + bytes(100), b"\x80\x04K\x01."]
-)
+@pytest.mark.parametrize("content", [b"", b"round,loss\n1,0.5\n", b"PK\x03\x04" + bytes(100), b"\x80\x04K\x01."])
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c").write_bytes(content)
     with pytest.raises(UserError, match="cannot be read"):

@@ -187,9 +187,7 @@ def test_a_continued_run_must_be_resumed_before_it_is_written(tmp_path: Path) ->
 def test_rows_round_trip_and_stay_valid_json(tmp_path: Path) -> None:
     values = [0.1, 1e22, 5e-324, -0.0, 1.7976931348623157e308, 2**70, "ü\n\r\u2028", None, True]
     with opened(tmp_path / "run") as run:
-        run.log(
-            {"values": values, "bad": float("nan"), "deep": {"worse": [float("inf"), (-float("inf"), 1)]}}
-        )
+        run.log({"values": values, "bad": float("nan"), "deep": {"worse": [float("inf"), (-float("inf"), 1)]}})
         run.log({})
 
         def refuse(constant: str) -> None:
@@ -202,9 +200,7 @@ def test_rows_round_trip_and_stay_valid_json(tmp_path: Path) -> None:
         assert run.metrics() == [first, {}]
 
 
-@pytest.mark.parametrize(
-    "tail", [b"", b'{"round": 2, "lo', b'{"round": 2}\n', b'{"round": 2}\n{"rou', b"\0\0\0"]
-)
+@pytest.mark.parametrize("tail", [b"", b'{"round": 2, "lo', b'{"round": 2}\n', b'{"round": 2}\n{"rou', b"\0\0\0"])
 def test_resume_cuts_the_log_back_to_the_checkpoint(tmp_path: Path, tail: bytes) -> None:
     with opened(tmp_path / "run") as run:
         for t in (0, 1):

@@ -1,0 +1,555 @@
+"""Whole rounds: closed forms, plain loops, engines and chunks, resuming, broken clients (T01, T06, T09, T10)."""
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedslice.codecs import Dense
+from fedslice.combine import HeatCorrected
+from fedslice.errors import UserError
+from fedslice.experiment import Experiment
+from fedslice.federation import Federation, Ragged
+from fedslice.parts import RoundEnd
+from fedslice.recipe import Recipe
+from fedslice.recipes import RECIPES
+from fedslice.select import Everyone
+from fedslice.slice import Values
+from fedslice.slices import Whole
+from fedslice.task import Task
+from toys import (
+    SIZES,
+    Plain,
+    assert_close,
+    assert_same,
+    double,
+    fitting,
+    index_set,
+    pair,
+    plain_training,
+    recommender,
+    run,
+    samples_of,
+    squared,
+)
+
+EXACT = {"select": "everyone", "iterations": 1, "batch_size": None}
+TRAINED = ["fedavg", "fedprox", "fedsubavg", "submodelavg"]
+LENGTHS: list[dict[str, Any]] = [{}, {"epochs": 2}, {"epochs": 1, "clip": 0.5, "decay": 0.5}, {"batch_size": None}]
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    with double():
+        yield
+
+
+class Filling(Dense):
+    """A codec that may turn a zero update into something else: nothing of a slice can be left out of training."""
+
+    keeps_zeros = False
+
+
+# --- closed forms -------------------------------------------------------------------------------------------------
+
+
+class Squares(nn.Module):
+    """Σ of the squares of the weights that a sample names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([[1.5], [-2.0]]))
+
+    def forward(self, weight: Tensor, used: Tensor) -> Tensor:
+        return (functional.embedding(weight, self.w).squeeze(-1) ** 2 * used).sum(-1)
+
+
+def example_1(clients: int = 100) -> Task:
+    """S0, example 1: f_1 = w1² + w2² and f_i = w2² for everyone else."""
+    weight, used = np.ones((clients, 2), dtype=int), np.ones((clients, 2))
+    weight[0, 0] = 0
+    used[1:, 0] = 0
+    features = {"weight": weight, "used": used}
+    data = Federation.from_arrays(client=np.arange(clients), features=features, label=np.zeros(clients), test=0.0)
+    return Task(data, Squares(), lambda out, label: out + 0 * label, tables={"w": "weight"})
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rate", [0.02, 0.5])
+def test_example_1(rate: float) -> None:
+    """T01: FedAvg shrinks w1 by 1 − 2η/N and w2 by 1 − 2η, FedSubAvg both by 1 − 2γ."""
+    task = example_1()
+    assert task.index_sets[0].heat.tolist() == [1, 100]
+    start = task.initial(0)["w"].flatten()
+    slow, fast = 1 - 2 * rate / 100, 1 - 2 * rate
+    for name, factors in {"fedavg": (slow, fast), "fedsubavg": (fast, fast)}.items():
+        experiment = Experiment(task, RECIPES[name].with_options(EXACT | {"lr": rate}), rounds=50, eval_every=1)
+        for row in experiment.stream():
+            expected = start * torch.tensor(factors) ** row["round"]
+            torch.testing.assert_close(experiment.model["w"].flatten(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_an_exact_step_of_everyone_is_preconditioned_descent(weights: str) -> None:
+    """T06: X − γ·D·∇f with D = diag(W/W_m)."""
+    task = recommender()
+    sizes = list(SIZES) if weights == "samples" else [1] * len(SIZES)
+    model = {n: v.requires_grad_() for n, v in task.initial(0).items()}
+    objective = torch.zeros(())
+    for client, weight in enumerate(sizes):
+        features, label = task.federation.train.batch(torch.tensor(samples_of(task.federation.train, client)))
+        objective = objective + weight / sum(sizes) * task.loss(task.forward(model, features), label).mean()
+    objective.backward()
+    expected = {}
+    for name, value in model.items():
+        scale = torch.ones(value.shape[0])
+        for m in range(len(scale)) if name in task.tables else ():
+            holders = [w for c, w in enumerate(sizes) if m in index_set(task, name, c)]
+            scale[m] = sum(sizes) / sum(holders) if holders else 1.0
+        expected[name] = (value - 0.2 * scale.view(-1, *[1] * (value.dim() - 1)) * value.grad).detach()
+    done = run(task, RECIPES["fedsubavg"].with_options(EXACT | {"lr": 0.2, "weights": weights}))
+    assert_close(done.model, expected, rtol=1e-12, atol=1e-12)
+
+
+# --- against a plain loop -----------------------------------------------------------------------------------------
+
+
+def plain_rounds(task: Task, recipe: Recipe, rounds: int, merge: str, mu: float = 0.0, scale: int = 1) -> Values:
+    """One client at a time on its own copy of the whole model, merged by the papers' formulas."""
+    model = task.initial(0)
+    size = [float(n) for n in task.federation.train.sizes]
+    for t in range(rounds):
+        cohort = recipe.select.choose(t, len(size), 0)
+        clients = cohort.clients.tolist()
+        ends = [
+            plain_training(task, recipe, model, t, c, d, mu, scale)
+            for c, d in zip(clients, cohort.draws.tolist(), strict=True)
+        ]
+        after = {}
+        for name, old in model.items():
+            step = sum(size[c] * (end[name] - old) for c, end in zip(clients, ends, strict=True))
+            step = step / sum(size[c] for c in clients)
+            if name in task.tables and merge != "mean":
+                holds = [index_set(task, name, c) for c in range(len(size))]
+                population = range(len(size)) if merge == "heat" else clients
+                everyone = sum(size[c] for c in population)
+                held = [sum(size[c] for c in population if m in holds[c]) for m in range(len(old))]
+                step = step * torch.tensor([everyone / h if h else 1.0 for h in held])[:, None]
+            after[name] = old + step
+        model = after
+    return model
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "merge", "mu"),
+    [("fedavg", "mean", 0.0), ("fedprox", "mean", 0.7), ("fedsubavg", "heat", 0.0), ("submodelavg", "coverage", 0.0)],
+)
+def test_rounds_are_what_a_plain_loop_computes(name: str, merge: str, mu: float, lengths: dict[str, Any]) -> None:
+    task, recipe = fitting(name, **lengths | ({"mu": mu} if mu else {}))
+    done = run(task, recipe, rounds=3, engine="vectorized", chunk=3)
+    assert_close(done.model, plain_rounds(task, recipe, 3, merge, mu), rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(done.model["item.weight"], task.initial(0)["item.weight"])
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+def test_a_client_drawn_twice_trains_twice(chunk: int | None) -> None:
+    task, recipe = fitting("fedavg", cohort=9, replacement=True)
+    draws = [recipe.select.choose(t, len(SIZES), 0).draws for t in range(3)]
+    assert all(bool(draw.any()) for draw in draws)
+    done = run(task, recipe, rounds=3, chunk=chunk)
+    assert_close(done.model, plain_rounds(task, recipe, 3, "mean"), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("lengths", [{}, {"epochs": 1}], ids=str)
+def test_centralsgd_is_sgd_on_the_pooled_data(lengths: dict[str, Any]) -> None:
+    task, recipe = fitting("centralsgd", **lengths)
+    done = run(task, recipe, rounds=3)
+    expected = plain_rounds(task.pooled(), recipe, 3, "mean", scale=2)  # a pooled batch stands for a cohort of two
+    assert_close(done.model, expected, rtol=1e-9, atol=1e-12)
+    assert done.up_bytes == done.down_bytes == 0
+    assert len(done.task.federation) == 1
+
+
+# --- training a slice is training the model -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("lengths", LENGTHS[::2], ids=str)
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_a_slice_is_training_the_whole_and_looking_at_the_slice(name: str, lengths: dict[str, Any]) -> None:
+    """T09: only the rows that batches name; all rows a client holds; the whole model."""
+    task, recipe = fitting(name, **lengths)
+    parts = recipe.parts()
+    held = Recipe(**parts | {"codec": Filling()})  # type: ignore[arg-type]
+    assert recipe.rows_suffice
+    assert not held.rows_suffice
+    least = run(task, recipe, rounds=3)
+    assert_close(run(task, held, rounds=3).model, least.model, rtol=1e-9, atol=1e-12)
+    if name != "submodelavg":  # there, who holds a row is part of the method
+        whole = Recipe(**parts | {"codec": Filling(), "slices": Whole()})  # type: ignore[arg-type]
+        assert_close(run(task, whole, rounds=3).model, least.model, rtol=1e-9, atol=1e-12)
+
+
+class Masked(nn.Module):
+    """Tells padding by its id, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(6, 2)
+
+    def forward(self, item: Tensor, item_length: Tensor | None = None) -> Tensor:
+        return (self.item(item).sum(-1) * (item != 0)).sum(-1)
+
+
+class Tied(nn.Module):
+    """Reads the whole table, not only the rows that the batch names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(6, 2)
+
+    def forward(self, item: Tensor) -> Tensor:
+        return (self.item(item).sum(-2) @ self.item.weight.T).logsumexp(-1)
+
+
+def small(module: nn.Module, item: Any) -> Task:
+    client, label = np.minimum(np.arange(len(item)), 3), np.arange(len(item)) % 3 - 0.5
+    data = Federation.from_arrays(client=client, features={"item": item}, label=label, test=0.0)
+    return Task(data, module, squared, tables={"item.weight": "item"})
+
+
+EVEN = [[3, 4], [4, 5], [2, 3]]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("module", "item", "start"),
+    [
+        pytest.param(Tied, EVEN, 1.0, id="the whole table is read"),
+        pytest.param(Masked, Ragged.from_lists(EVEN), 1.0, id="sequences"),
+        pytest.param(Masked, Ragged.from_lists(EVEN), 0.0, id="sequences, from zero"),
+        pytest.param(Masked, Ragged.from_lists([[3], [4, 5], [2, 3]]), 1.0, id="uneven sequences"),
+        pytest.param(Masked, EVEN, 1.0, id="columns"),
+        pytest.param(Masked, EVEN, 0.0, id="columns, from zero"),
+        pytest.param(Masked, [[3, 0], [4, 5], [2, 3]], 1.0, id="columns with padding at first"),
+    ],
+)
+def test_a_model_that_looks_at_ids_trains_right_or_is_refused(
+    module: type[nn.Module], item: Any, start: float, engine: str
+) -> None:
+    """T09 again: row numbers are renamed inside a client, and the network sees the new ones."""
+    torch.manual_seed(0)
+    network = module()
+    with torch.no_grad():
+        network.item.weight.mul_(start)
+    try:
+        task = small(network, item)
+    except UserError:
+        return
+    one, two = (run(task, Recipe(select=Everyone(), codec=codec), engine=engine) for codec in (Dense(), Filling()))
+    assert_close(one.model, two.model, rtol=1e-9)
+
+
+class Scaled(nn.Module):
+    """A parameter that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(6, 2)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, item: Tensor) -> Tensor:
+        return self.scale * self.item(item).sum((-1, -2))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_parameter_that_is_one_number_trains(name: str) -> None:
+    task = small(Scaled(), [[3, 4], [4, 5], [2, 3]])
+    done = run(task, RECIPES[name].with_options({"select": "everyone"}))
+    assert done.model["scale"] != task.initial(0)["scale"]
+
+
+# --- renumbering --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", TRAINED)
+def test_renumbering_clients_changes_nothing(name: str) -> None:
+    """T10. Draws go by the client's number, so everyone takes part and trains in file order."""
+    _, recipe = fitting(name)
+    recipe = recipe.with_options({"select": "everyone", "order": "file"})
+    task = recommender()
+    train = task.federation.train
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    new = np.random.default_rng(1).permutation(len(SIZES))
+    other = Federation.from_arrays(client=new[owner], features=train.features, label=train.label, test=0.0)
+    assert other.train.sizes.tolist() != train.sizes.tolist()
+    renumbered = Task(other, task.model, task.loss, tables=task.tables)
+    one, two = run(task, recipe, rounds=3), run(renumbered, recipe, rounds=3)
+    assert_close(one.model, two.model, rtol=1e-9, atol=1e-12)
+    assert (one.up_bytes, one.down_bytes) == (two.up_bytes, two.down_bytes)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", TRAINED)
+def test_renumbering_rows_renumbers_the_model(name: str) -> None:
+    """T10."""
+    _, recipe = fitting(name)
+    task = recommender(ragged=False)
+    train = task.federation.train
+    rows = task.shapes["item.weight"][0]
+    new = torch.from_numpy(np.random.default_rng(1).permutation(rows))
+    owner = np.repeat(np.arange(len(SIZES)), SIZES)
+    features = train.features | {"item": new[train.features["item"]]}
+    module = copy.deepcopy(task.module)
+    assert isinstance(module, Plain)
+    with torch.no_grad():
+        module.item.weight[new] = task.initial(0)["item.weight"]
+    other = Federation.from_arrays(client=owner, features=features, label=train.label, test=0.0)
+    renumbered = Task(other, module, task.loss, tables=task.tables)
+    one, two = run(task, recipe, rounds=3), run(renumbered, recipe, rounds=3)
+    back = two.model | {"item.weight": two.model["item.weight"][new]}
+    assert_close(one.model, back, rtol=1e-9, atol=1e-12)
+    assert (one.up_bytes, one.down_bytes) == (two.up_bytes, two.down_bytes)
+
+
+# --- engines, chunks, repetition, resuming ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", RECIPES)
+def test_engines_and_chunks_agree(name: str) -> None:
+    """Passes over clients of unequal sizes, so that some stand still while others train, and clipping."""
+    task, recipe = fitting(name, epochs=2, clip=0.5)
+    first = run(task, recipe, rounds=4, engine="vectorized")
+    for engine, chunk in (("sequential", None), ("sequential", 2), ("vectorized", 1), ("auto", 3)):
+        other = run(task, recipe, rounds=4, engine=engine, chunk=chunk)
+        assert_close(other.model, first.model, rtol=1e-7, atol=1e-10)
+        assert (other.up_bytes, other.down_bytes) == (first.up_bytes, first.down_bytes)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsubavg", "feddd", "fdrl"])
+def test_engines_agree_in_single_precision(name: str) -> None:
+    task, recipe = fitting(name)
+    one = run(task, recipe, rounds=3, engine="vectorized")
+    two = run(task, recipe, rounds=3, engine="sequential", chunk=2)
+    assert_close(one.model, two.model, rtol=1e-5, atol=1e-6)
+
+
+def everything(experiment: Experiment) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A copy of all that a restart needs, without the clock."""
+    tensors, numbers = experiment.state_dict()
+    return {n: v.clone() for n, v in tensors.items()}, {n: v for n, v in numbers.items() if n != "seconds"}
+
+
+@functools.cache
+def straight(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Six rounds without a pause."""
+    return everything(run(*fitting(name), rounds=6))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_experiment_twice_is_the_same_to_the_bit(name: str) -> None:
+    tensors, numbers = everything(run(*fitting(name), rounds=6))
+    assert_same(tensors, straight(name)[0])
+    assert numbers == straight(name)[1]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddd"])
+def test_another_seed_is_another_run(name: str) -> None:
+    one, two = (run(*fitting(name), seed=seed) for seed in (0, 1))
+    assert all(not torch.equal(one.model[n], two.model[n]) for n in one.model)
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_resumed_experiment_continues_to_the_bit(name: str, stop: int) -> None:
+    task, recipe = fitting(name)
+    tensors, numbers = everything(run(task, recipe, rounds=stop))
+    resumed = Experiment(task, recipe, rounds=6)
+    resumed.load_state_dict(tensors, numbers | {"seconds": 0.0})
+    rows = resumed.run()
+    assert rows[0]["round"] > stop, "the start is not told again"
+    assert_same(everything(resumed)[0], straight(name)[0])
+    assert everything(resumed)[1] == straight(name)[1]
+
+
+def test_a_loaded_experiment_has_a_model_of_its_own() -> None:
+    task, recipe = fitting("fedavg")
+    first, second = run(task, recipe, rounds=2), Experiment(task, recipe, rounds=4)
+    before = everything(first)[0]
+    second.load_state_dict(*first.state_dict())
+    second.run()
+    assert_same(everything(first)[0], before)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_parts_see_the_cohort_its_losses_and_the_change(chunk: int | None) -> None:
+    """Losses are means over a client's own steps, in the order of the clients; the change is what was added."""
+    task, recipe = fitting("fedsubavg", epochs=1)
+    experiment = Experiment(task, recipe, rounds=1, chunk=chunk)
+    seen: list[RoundEnd] = []
+    experiment.recipe.combine.observe = seen.append  # type: ignore[method-assign]
+    experiment.run()
+    (end,) = seen
+    start = task.initial(0)
+    cohort = recipe.select.choose(0, len(SIZES), 0).clients.tolist()
+    assert sorted(end.clients.tolist()) == cohort
+    assert len({-(-SIZES[c] // 4) for c in cohort}) > 1, "some clients must have more steps than others"
+    for client, loss in zip(end.clients.tolist(), end.losses.tolist(), strict=True):
+        losses: list[float] = []
+        plain_training(task, recipe, start, 0, client, losses=losses)
+        assert loss == pytest.approx(np.mean(losses), rel=1e-9)
+    for name, (rows, values) in end.change.items():
+        before = start[name] if rows is None else start[name][rows]
+        after = experiment.model[name] if rows is None else experiment.model[name][rows]
+        assert torch.equal(after, before + values)
+    untouched = torch.ones(len(start["item.weight"]), dtype=torch.bool)
+    untouched[end.change["item.weight"][0]] = False
+    assert torch.equal(experiment.model["item.weight"][untouched], start["item.weight"][untouched])
+
+
+def test_a_recipe_has_no_memory_of_an_experiment() -> None:
+    task, recipe = fitting("flss")
+    one = run(task, recipe, rounds=4)
+    assert_same(one.model, run(task, recipe, rounds=4).model)
+    assert not hasattr(recipe.codec, "_basis")
+
+
+def test_prox_without_pull_is_plain_training_to_the_bit() -> None:
+    task, recipe = fitting("fedavg")
+    pulled = recipe.with_options({"local": "prox", "mu": 0.0})
+    assert_same(run(task, recipe, rounds=3).model, run(task, pulled, rounds=3).model)
+    pulled = recipe.with_options({"local": "prox", "mu": 1.0})
+    assert not torch.equal(run(task, recipe).model["item.weight"], run(task, pulled).model["item.weight"])
+
+
+def test_the_server_s_rate_scales_the_step() -> None:
+    task, recipe = fitting("fedsubavg")
+    start, full = task.initial(0), run(task, recipe).model
+    half = run(task, recipe.with_options({"server_lr": 0.5})).model
+    assert_close(half, {n: start[n] + (full[n] - start[n]) / 2 for n in start}, rtol=1e-5, atol=1e-7)
+
+
+def test_bytes_are_counted_from_what_a_client_holds() -> None:
+    task, recipe = fitting("fedsubavg")
+    done = run(task, recipe, rounds=3)
+    dense = sum(shape.numel() for name, shape in task.shapes.items() if name not in task.tables)
+    up = down = 0
+    for t in range(3):
+        for client in recipe.select.choose(t, len(SIZES), 0).clients.tolist():
+            held = {table: len(index_set(task, table, client)) for table in task.tables}
+            values = 4 * (dense + sum(count * task.shapes[table][1] for table, count in held.items()))
+            bits = {"item.weight": 4, "tag.weight": 3}  # of 14 and 6 rows
+            ids = sum(min(-(-held[n] * bits[n] // 8), -(-task.shapes[n][0] // 8)) for n in held)
+            up, down = up + values + ids, down + values
+    assert (done.up_bytes, done.down_bytes) == (up, down)
+    whole = run(task, fitting("fedavg")[1], rounds=3)
+    assert whole.up_bytes == whole.down_bytes == 3 * 4 * 4 * sum(shape.numel() for shape in task.shapes.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds=0"),
+        ({"eval_every": 0}, "eval_every=0"),
+        ({"chunk": 0}, "chunk=0"),
+        ({"device": "warp"}, "device='warp'"),
+    ],
+)
+def test_what_an_experiment_refuses(options: dict[str, Any], message: str) -> None:
+    task, recipe = fitting("fedavg")
+    with pytest.raises(UserError, match=message):
+        Experiment(task, recipe, **{"rounds": 1} | options)
+
+
+def test_an_unknown_engine_is_told_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'sequential'"):
+        run(*fitting("fedavg"), engine="sequentiel")
+
+
+def test_a_cohort_that_the_population_cannot_fill_is_refused() -> None:
+    task, recipe = fitting("fedavg", cohort=7)
+    with pytest.raises(UserError, match="cohort=7 but the task has 6 clients"):
+        Experiment(task, recipe, rounds=1)
+    with pytest.raises(UserError, match="needs a task with tables"):
+        Experiment(pair(), RECIPES["fedsubavg"].with_options({"cohort": 2}), rounds=1)
+
+
+# --- broken clients -----------------------------------------------------------------------------------------------
+
+
+class Overflowing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(6, 2)
+        self.out = nn.Linear(2, 1)
+
+    def forward(self, item: Tensor, size: Tensor) -> Tensor:
+        return self.out(self.item(item)).squeeze(-1) * size
+
+
+def with_last_client(size: float | None) -> Task:
+    """Four clients, and a fifth (the last, so that the others keep their numbers) whose feature is of this size."""
+    client = np.repeat(np.arange(5), 4)
+    sizes = np.where(client == 4, size or 1.0, 1.0)
+    item = np.arange(20) % 6
+    keep = slice(None) if size else slice(16)
+    features = {"item": item[keep], "size": sizes[keep]}
+    data = Federation.from_arrays(client=client[keep], features=features, label=np.ones(20)[keep], test=0.0)
+    torch.manual_seed(0)
+    return Task(data, Overflowing(), squared, tables={"item.weight": "item"})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "submodelavg"])
+def test_a_client_that_overflows_is_as_if_it_were_not_there(name: str) -> None:
+    recipe = RECIPES[name].with_options({"select": "everyone", "iterations": 3})
+    without = run(with_last_client(None), recipe, rounds=3)
+    for engine, chunk in (("vectorized", 5), ("vectorized", 4), ("sequential", 2)):
+        broken = run(with_last_client(1e30), recipe, rounds=3, engine=engine, chunk=chunk)
+        assert broken.rejected == 3
+        assert_close(broken.model, without.model, rtol=1e-5, atol=1e-6)
+    fine = run(with_last_client(1.0), recipe, rounds=3)
+    assert fine.rejected == 0
+    assert not torch.allclose(fine.model["item.weight"], broken.model["item.weight"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["ratio", "horvitz-thompson"])
+def test_fedsubavg_stays_finite_beside_a_client_that_overflows(estimator: str) -> None:
+    recipe = RECIPES["fedsubavg"].with_options({"select": "everyone", "estimator": estimator})
+    done = run(with_last_client(1e30), recipe, rounds=3)
+    assert done.rejected == 3
+    assert all(bool(torch.isfinite(value).all()) for value in done.model.values())
+
+
+def alone(size: float) -> Task:
+    features = {"item": [1, 2], "size": [size, size]}
+    data = Federation.from_arrays(client=[0, 1], features=features, label=[1.0, 1.0], test=0.0)
+    return Task(data, Overflowing(), squared, tables={"item.weight": "item"})
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [None, HeatCorrected(), HeatCorrected(estimator="horvitz-thompson")],
+    ids=["mean", "ratio", "horvitz-thompson"],
+)
+def test_a_round_in_which_everyone_overflows_changes_nothing(combine: HeatCorrected | None) -> None:
+    task = alone(1e30)
+    recipe = Recipe(select=Everyone(), **{"combine": combine} if combine else {})
+    done = run(task, recipe, rounds=2)
+    assert done.rejected == 4
+    assert_same(done.model, task.initial(0))

@@ -45,7 +45,7 @@ def _example() -> tuple[wire.Header, bytes]:
 
 
 def test_ids_are_packed_integers_when_few_and_a_bitmap_when_many() -> None:
-    header, payload = _example()
+    _, payload = _example()
     assert len(payload) == 3 * 6 // 8 + 1 + 9 * 4
     many = Axis(torch.tensor([30]), torch.arange(30)[None])
     _, payload = wire.pack(Slice(1, SHAPES, {"bias": (many,)}), {"bias": torch.ones(1, 30)}, 0)

@@ -18,10 +18,9 @@ from command import ENVIRONMENT, SCRIPT, fedslice, without_seconds
 from fedslice.config import assignments, request, resolve
 from fedslice.runs.execute import execute
 
-# Processes that are forked off one in which everything is imported (choosing an engine asks for torch._dynamo): each is
-# a real one, and starts in no time.
+# Processes that are forked off one in which everything is imported: each is a real one, and starts in no time.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fedslice.cli", "torch._dynamo"])
+SERVER.set_forkserver_preload(["fedslice.cli"])
 
 ROUNDS = 120
 BASE = ("run", "hotcold", "--rounds", ROUNDS, "--eval-every", 4, "--checkpoint-seconds", 0, "--json")

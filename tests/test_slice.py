@@ -198,10 +198,11 @@ def test_padding_of_an_axis_keeps_it_ascending(lists: list[list[int]]) -> None:
 @given(st.integers(1, 4), st.integers(0, 8), SEEDS)
 def test_axis_unique(clients: int, width: int, seed: int) -> None:
     ids = np.random.default_rng(seed).integers(0, 6, (clients, width))
-    axis = Axis.unique(torch.from_numpy(ids))
+    axis, places = Axis.unique(torch.from_numpy(ids))
     for client, row in enumerate(ids):
         assert axis.ids[client][axis.mask[client]].tolist() == sorted(set(row.tolist()))
     assert torch.equal(axis.ids.gather(1, axis.positions_of(torch.from_numpy(ids))), torch.from_numpy(ids))
+    assert torch.equal(places, axis.positions_of(torch.from_numpy(ids)))
 
 
 @settings(deadline=None, max_examples=80)

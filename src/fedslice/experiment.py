@@ -126,7 +126,8 @@ class Experiment:
 
     def _row(self) -> Row:
         counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
-        scores = evaluate(self.task, self.model, self.seed)
+        with threads(self.engine.threads):
+            scores = evaluate(self.task, self.model, self.seed)
         return {"round": self.round, **scores, **counts, "seconds": self.seconds}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -55,14 +55,15 @@ class Axis:
         return cls(counts, padded)
 
     @classmethod
-    def unique(cls, ids: Tensor) -> Axis:
-        """The distinct positions in each row of ``ids`` [clients, any]."""
-        ordered = ids.sort(dim=1).values
+    def unique(cls, ids: Tensor) -> tuple[Axis, Tensor]:
+        """The distinct positions in each row of ``ids`` [clients, any], and where each of ``ids`` stands among them."""
+        ordered, source = ids.sort(dim=1)
         new = torch.ones_like(ordered, dtype=torch.bool)
         torch.ne(ordered[:, 1:], ordered[:, :-1], out=new[:, 1:])
-        counts = new.sum(1)
+        counts, place = new.sum(1), new.cumsum(1) - 1
         padded = ordered[:, -1:].repeat(1, int(counts.max()))
-        return cls(counts, padded.scatter_(1, new.cumsum(1) - 1, ordered))
+        axis = cls(counts, padded.scatter_(1, place, ordered))
+        return axis, torch.empty_like(place).scatter_(1, source, place)
 
     @classmethod
     def from_mask(cls, held: Tensor) -> Axis | None:

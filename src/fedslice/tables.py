@@ -6,7 +6,7 @@ in its own training data; the heat n_m of row m is the number of clients whose i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -50,16 +50,23 @@ class IndexSets:
         pairs = torch.from_numpy(np.unique(torch.cat(keys).cpu().numpy())).to(index.device)
         return pairs % self.rows, torch.bincount(pairs // self.rows, minlength=len(clients))
 
-    def named(self, features: Mapping[str, Tensor]) -> Tensor:
-        """The row ids in a batch [clients, …], as [clients, any]; padding is always among them if it can occur."""
-        ids = [features[name].flatten(1).long() for name in self.features]
-        return torch.cat([*ids, torch.full_like(ids[0][:, :1], PAD)] if self.padded else ids, 1)
+    def relabel(self, features: dict[str, Tensor], axis: Axis | None = None) -> Axis:
+        """Replace row ids in a batch [clients, …] by the rows' places among those that the clients hold.
 
-    def relabel(self, features: dict[str, Tensor], axis: Axis) -> None:
-        """Replace row ids by the rows' places among those that the clients hold; padding keeps its id, the first."""
-        for name in self.features:
-            places = axis.positions_of(features[name].flatten(1).long())
-            features[name] = places.view(features[name].shape)
+        Without an axis the clients hold what the batch names. Where padding can occur its row is always among them, and
+        keeps its id, the first.
+        """
+        ids = [features[name].flatten(1).long() for name in self.features]
+        named = torch.cat([*ids, torch.full_like(ids[0][:, :1], PAD)] if self.padded else ids, 1)
+        if axis is None:
+            axis, places = Axis.unique(named)
+        else:
+            places = axis.positions_of(named)
+        first = 0
+        for name, part in zip(self.features, ids, strict=True):
+            features[name] = places[:, first : first + part.shape[1]].reshape(features[name].shape)
+            first += part.shape[1]
+        return axis
 
     def axis(self, clients: Tensor) -> Axis:
         """The held rows as an axis of a slice; listed only if somebody looks at them."""

@@ -108,8 +108,8 @@ def _relabel(world: World, recipe: Recipe, hold: Slice, features: dict[str, Tens
     for sets in world.task.index_sets:
         axis = hold.axes[sets.tables[0]][0] if sets.tables[0] in hold.axes else None
         if recipe.rows_suffice:
-            axis = Axis.unique(sets.named(features))
-        if axis is not None:
+            axis = sets.relabel(features)
+        elif axis is not None:
             sets.relabel(features, axis)
         axes |= dict.fromkeys(sets.tables, axis)
     return hold.replace(axes)

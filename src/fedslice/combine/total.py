@@ -14,6 +14,8 @@ from torch import Tensor
 from fedslice.messages import Step, Upload
 from fedslice.slice import Slice
 
+_DENSE_ROWS = 8  # table rows per named row up to which a sum is kept for the whole table
+
 
 class Sum(NamedTuple):
     """Values summed over clients on ``rows`` (sorted, distinct) of a parameter, or on all of it (``None``)."""
@@ -104,13 +106,17 @@ def _weighted(layout: Slice, name: str, values: Tensor, weights: Tensor) -> Sum:
         total = {name: values.new_zeros(layout.shapes[name])}
         Slice(layout.clients, layout.shapes, {name: axes}).scatter_add(total, {name: weighted})
         return Sum(None, total[name])
-    axis = axes[0]
+    axis, size = axes[0], layout.shapes[name]
     assert axis is not None
-    rows, place = torch.unique(axis.ids, return_inverse=True)
     held = layout.held(name)
     if held is not None:
         weighted = weighted.masked_fill(~held.view(*held.shape, *[1] * (weighted.dim() - 2)), 0)
-    total_rows = values.new_zeros(len(rows), *values.shape[2:])
+    if size[0] <= _DENSE_ROWS * axis.ids.numel():  # a table this small is summed faster than its rows are sorted out
+        rows, place, count = None, axis.ids, size[0]
+    else:
+        rows, place = torch.unique(axis.ids, return_inverse=True)
+        count = len(rows)
+    total_rows = values.new_zeros(count, *values.shape[2:])
     return Sum(rows, total_rows.index_add_(0, place.flatten(), weighted.flatten(0, 1)))
 
 

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.peers import environments
 from fedslice import tasks
 
 PEERS = Path(__file__).parent / "peers"
+_REST = 2.0  # seconds: some peers go on working after they have answered
 
 
 class Contestant:
@@ -36,7 +38,8 @@ class Contestant:
             raise RuntimeError(f"{name} did not start; its complaint is above.")
 
     def measure(self) -> None:
-        """One repeat: the median of a few rounds."""
+        """One repeat: the median of a few rounds, after a rest in which the one before clears up."""
+        time.sleep(_REST)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(f"rounds {self.rounds}", file=self._process.stdin, flush=True)

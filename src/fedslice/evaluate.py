@@ -6,7 +6,7 @@ from torch import Tensor
 from fedslice import rng
 from fedslice.federation import Samples
 from fedslice.slice import Values
-from fedslice.task import Task
+from fedslice.task import Task, evaluating
 
 
 def evaluate(task: Task, model: Values, seed: int) -> dict[str, float]:
@@ -30,15 +30,14 @@ def _sample(samples: Samples, count: int, seed: int) -> Tensor:
     return torch.from_numpy(chosen).to(samples.offsets.device)
 
 
-@torch.no_grad()
 def _scores(task: Task, model: Values, samples: Samples, index: Tensor) -> tuple[float, Tensor, Tensor]:
-    task.module.eval()
+    """Mean loss, and all outputs and labels, brought to where float64 is to be had."""
     total, outputs, labels = 0.0, [], []
-    for part in index.split(task.eval_batch):
-        features, label = samples.batch(part)
-        out = task.forward(model, features)
-        total += float(task.loss(out, label).double().sum())
-        outputs.append(out)
-        labels.append(label)
-    task.module.train()
+    with torch.no_grad(), evaluating(task.module):
+        for part in index.split(task.eval_batch):
+            features, label = samples.batch(part)
+            out = task.forward(model, features)
+            total += float(task.loss(out, label).cpu().double().sum())
+            outputs.append(out.cpu())
+            labels.append(label.cpu())
     return total / len(index), torch.cat(outputs), torch.cat(labels)

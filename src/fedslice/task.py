@@ -181,7 +181,7 @@ class Task:
         """One value per sample, whatever samples stand beside it: all clients' samples go through the loss together."""
         index = torch.arange(min(2, len(self.federation.train)), device=self.federation.train.offsets.device)
         features, label = self.federation.train.batch(index)
-        with torch.no_grad(), _evaluating(self.module):
+        with torch.no_grad(), evaluating(self.module):
             output = self.forward(dict(self.module.named_parameters()), features)
             value = self.loss(output, label)
             if value.shape != index.shape:
@@ -206,7 +206,7 @@ class Task:
         train = self.federation.train
         some = torch.linspace(0, len(train) - 1, min(8, len(train)), device=train.offsets.device).long()
         some = torch.cat([some, *(self._without_zero(sets) for sets in self.index_sets)])
-        with torch.no_grad(), _evaluating(self.module):
+        with torch.no_grad(), evaluating(self.module):
             agree = all(self._same_when_sliced(index) for index in (some, *some.split(1)))
         if not agree:
             raise UserError(
@@ -252,7 +252,7 @@ class Task:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     """Without dropout, which would make two passes differ and draw from the global generator."""
     before = module.training
     module.eval()

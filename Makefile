@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: demo test lint format bench clean
 
 demo: $(READY)
-	$(BIN)/fedslice compare hotcold --recipes fedavg,fedsubavg --target test_auc=0.7 --seeds 2
+	$(BIN)/fedslice compare hotcold --recipes fedavg,fedsubavg --target test_auc=0.7 --seeds 2 --resume
 
 test: $(READY)
 	$(BIN)/pytest -n 2

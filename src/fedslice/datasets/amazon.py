@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedslice.datasets import lines
 from fedslice.errors import UserError
 
 USERS = 1870
@@ -24,14 +25,10 @@ USERS = 1870
 ITEMS = 33136
 """Rows of the item table, with row 0 for padding."""
 
-MAX_BYTES = 2 * 1024**3
-"""No file of this data set comes near this size: a larger one is a mistake or made to fill the memory."""
-
 _SUFFIXES = (".tsv.gz", ".tsv", "")
 _FOLDERS = ("", "amazon_electronics_fedsubavg", "central_data")
 _USER_FOLDERS = ("", "users", "user_data/users")
 _USER_FILE = re.compile(r"user_([0-9]+)")
-_WHOLE = re.compile(rb" *[+-]?[0-9]{1,18}")
 _ROW = "4 columns separated by tabs: click, user, item, history"
 
 
@@ -109,15 +106,15 @@ def _per_user(folder: Path) -> list[Path]:
 def _load(file: Path) -> bytes:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+            raw = stream.read(lines.MAX_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(
             f"{file} cannot be read as a gzip archive ({error}), expected the whole archive; fetch it again."
         ) from error
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions.") from error
-    if len(raw) > MAX_BYTES:
-        raise UserError(f"{file} has more than {MAX_BYTES:,} bytes, expected far less; fetch the official file.")
+    if len(raw) > lines.MAX_BYTES:
+        raise UserError(f"{file} has more than {lines.MAX_BYTES:,} bytes, expected far less; fetch the official file.")
     if not raw.strip():
         raise UserError(f"{file} is empty, expected lines of {_ROW}; fetch the file again.")
     return raw.rstrip(b"\r\n")
@@ -134,17 +131,11 @@ def _read_rows(files: Sequence[Path]) -> Rows:
 def _rows_fast(raw: bytes) -> Rows | None:
     """All rows, or None if any line is not as it should be."""
     numbers = dict.fromkeys(("label", "user", "item"), pl.Int64)
+    frame = lines.table(raw, {**numbers, "history": pl.String})
+    if frame is None:
+        return None
+    lists = frame["history"].str.split(",")
     try:
-        frame = pl.read_csv(
-            raw,
-            separator="\t",
-            has_header=False,
-            quote_char=None,
-            schema={**numbers, "history": pl.String},
-        )
-        if not len(frame) or any(column.null_count() for column in frame):
-            return None
-        lists = frame["history"].str.split(",")
         history = lists.explode().cast(pl.Int64).to_numpy()
     except pl.exceptions.PolarsError:
         return None
@@ -166,7 +157,8 @@ def _rows_slow(sources: Iterable[tuple[Path, bytes]]) -> Rows:
         ("item id", range(1, ITEMS), f"a whole number from 1 to {ITEMS - 1}"),
     )
     items = f"whole numbers from 0 to {ITEMS - 1} joined by commas (0 for an empty history)"
-    for place, fields in _lines(sources):
+    for file, number, fields in _lines(sources):
+        place = f"{file}", number
         for column, text, (name, allowed, wanted) in zip(columns, fields[:3], expected, strict=True):
             column.append(_whole(place, f"the {name}", text, allowed, wanted))
         clicked = fields[3].split(b",")
@@ -193,28 +185,18 @@ def _pack(
     )
 
 
-def _lines(sources: Iterable[tuple[Path, bytes]]) -> Iterator[tuple[str, list[bytes]]]:
-    """Every line's place and fields."""
+def _lines(sources: Iterable[tuple[Path, bytes]]) -> Iterator[tuple[Path, int, list[bytes]]]:
+    """Every line's file, number and fields."""
     for file, raw in sources:
         for number, line in enumerate(raw.split(b"\n"), start=1):
-            place = f"{file}, line {number}"
             fields = line.rstrip(b"\r").split(b"\t")
             if len(fields) != 4:
-                found = f"{len(fields)} column{'s' * (len(fields) != 1)} found in {_show(line)}"
-                raise _bad_line(place, found, _ROW)
-            yield place, fields
+                raise lines.bad_line(f"{file}", number, lines.columns_found(fields, line), _ROW)
+            yield file, number, fields
 
 
-def _whole(place: str, name: str, text: bytes, allowed: range, expected: str) -> int:
-    value = int(text) if _WHOLE.fullmatch(text) else -1
-    if value not in allowed:
-        raise _bad_line(place, f"{name} is {_show(text)}", expected)
+def _whole(place: tuple[str, int], name: str, text: bytes, allowed: range, expected: str) -> int:
+    value = lines.whole(text, allowed)
+    if value is None:
+        raise lines.bad_line(*place, f"{name} is {lines.show(text)}", expected)
     return value
-
-
-def _bad_line(place: str, found: str, expected: str) -> UserError:
-    return UserError(f"{place}: {found}, expected {expected}; correct the line or fetch the file again.")
-
-
-def _show(text: bytes) -> str:
-    return repr(text[:40].decode("latin-1")) + ("..." if len(text) > 40 else "")

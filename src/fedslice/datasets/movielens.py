@@ -5,7 +5,6 @@ of the two with the movie. So the reader returns exactly these, as indices. Occu
 genres have to be there and are left alone.
 """
 
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,16 +18,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedslice.datasets import lines
 from fedslice.errors import UserError, unknown
 
 AGES = (1, 18, 25, 35, 45, 50, 56)
 """The lower ends of MovieLens-1M's age groups; the years of MovieLens-100K are put into the same groups."""
 
-MAX_BYTES = 2 * 1024**3
-"""No file of these data sets comes near this size: a larger one is a mistake or made to fill the memory."""
-
 _GENDERS = {b"F": 0, b"M": 1}
-_WHOLE = re.compile(rb" *[+-]?[0-9]{1,18}")
 _HIGHEST = 10**18 - 1
 
 
@@ -115,7 +111,7 @@ def read(path: Path, variant: str = "1m") -> Ratings:
     idle = np.flatnonzero(np.bincount(user, minlength=len(users)) == 0)
     if len(idle):
         line = int(idle[0]) + 1
-        raise _bad_line(
+        raise lines.bad_line(
             f"{container / prefix / layout.users.file}",
             line,
             f"user {users[idle[0]]} has no rating in {layout.ratings.file}",
@@ -194,9 +190,9 @@ def _load(container: Path, name: str) -> _Source:
 
 
 def _check_size(place: str, size: int) -> None:
-    if size > MAX_BYTES:
+    if size > lines.MAX_BYTES:
         raise UserError(
-            f"{place} claims {size:,} bytes, expected at most {MAX_BYTES:,}; fetch the official file again."
+            f"{place} claims {size:,} bytes, expected at most {lines.MAX_BYTES:,}; fetch the official file again."
         )
 
 
@@ -225,17 +221,9 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 # --- what is in them ---------------------------------------------------------------------------------------
 
 
-def _bad_line(place: str, line: int, found: str, expected: str) -> UserError:
-    return UserError(f"{place}, line {line}: {found}, expected {expected}; correct the line or fetch the file again.")
-
-
-def _show(text: bytes) -> str:
-    return repr(text[:40].decode("latin-1")) + ("..." if len(text) > 40 else "")
-
-
 def _lines(source: _Source, table: _Table) -> Iterator[tuple[int, list[bytes]]]:
     """Every line's number and fields."""
-    separator = _show(table.separator)
+    separator = lines.show(table.separator)
     if not source.raw.strip():
         raise UserError(
             f"{source.place} is empty, expected lines of {table.columns} columns separated by {separator}; "
@@ -244,29 +232,21 @@ def _lines(source: _Source, table: _Table) -> Iterator[tuple[int, list[bytes]]]:
     for number, line in enumerate(source.raw.rstrip(b"\r\n").split(b"\n"), start=1):
         fields = line.rstrip(b"\r").split(table.separator)
         if len(fields) != table.columns:
-            raise _bad_line(
+            raise lines.bad_line(
                 source.place,
                 number,
-                f"{len(fields)} column{'s' * (len(fields) != 1)} found in {_show(line)}",
+                lines.columns_found(fields, line),
                 f"{table.columns} separated by {separator}",
             )
         yield number, fields
 
 
-def _whole(text: bytes, allowed: range | tuple[int, ...]) -> int | None:
-    """The whole number that `text` is, if it is one and allowed."""
-    if _WHOLE.fullmatch(text) is None:
-        return None
-    value = int(text)
-    return value if value in allowed else None
-
-
 def _add_id(source: _Source, number: int, text: bytes, kind: str, seen: dict[int, int]) -> None:
-    value = _whole(text, range(_HIGHEST))
+    value = lines.whole(text, range(_HIGHEST))
     if value is None:
-        raise _bad_line(source.place, number, f"the {kind} id is {_show(text)}", "a whole number, 0 or more")
+        raise lines.bad_line(source.place, number, f"the {kind} id is {lines.show(text)}", "a whole number, 0 or more")
     if value in seen:
-        raise _bad_line(
+        raise lines.bad_line(
             source.place,
             number,
             f"{kind} {value} is there already in line {seen[value]}",
@@ -283,10 +263,14 @@ def _read_users(source: _Source, layout: _Layout) -> tuple[NDArray[np.int64], ND
         _add_id(source, number, fields[0], "user", ids)
         gender = _GENDERS.get(fields[layout.gender_column])
         if gender is None:
-            raise _bad_line(source.place, number, f"the gender is {_show(fields[layout.gender_column])}", "'F' or 'M'")
-        age = _whole(fields[layout.age_column], layout.age_codes)
+            raise lines.bad_line(
+                source.place, number, f"the gender is {lines.show(fields[layout.gender_column])}", "'F' or 'M'"
+            )
+        age = lines.whole(fields[layout.age_column], layout.age_codes)
         if age is None:
-            raise _bad_line(source.place, number, f"the age is {_show(fields[layout.age_column])}", layout.age_expected)
+            raise lines.bad_line(
+                source.place, number, f"the age is {lines.show(fields[layout.age_column])}", layout.age_expected
+            )
         genders.append(gender)
         ages.append(age)
     groups = np.searchsorted(AGES, ages, side="right") - 1
@@ -312,17 +296,8 @@ def _ratings_fast(
         if b"\t" in raw:
             return None
         raw = raw.replace(layout.ratings.separator, b"\t")
-    try:
-        frame = pl.read_csv(
-            raw,
-            separator="\t",
-            has_header=False,
-            quote_char=None,
-            schema=dict.fromkeys(("user", "movie", "rating", "timestamp"), pl.Int64),
-        )
-    except pl.exceptions.PolarsError:
-        return None
-    if not len(frame) or any(column.null_count() for column in frame):
+    frame = lines.table(raw, dict.fromkeys(("user", "movie", "rating", "timestamp"), pl.Int64))
+    if frame is None:
         return None
     user, movie, rating, timestamp = (column.to_numpy() for column in frame)
     user, movie = _places(users, user), _places(movies, movie)
@@ -341,19 +316,19 @@ def _places(ids: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int
 
 def _ratings_slow(source: _Source, layout: _Layout, users: NDArray[np.int64], movies: NDArray[np.int64]) -> _Columns:
     """The same as the fast way, line by line, to name the first line that is not as it should be."""
-    stars = cache(lambda text: _whole(text, range(1, 6)))
+    stars = cache(lambda text: lines.whole(text, range(1, 6)))
     checks: tuple[tuple[str, Callable[[bytes], int | None], str], ...] = (
         ("user id", _place_of(users), f"a user listed in {layout.users.file}"),
         ("movie id", _place_of(movies), f"a movie listed in {layout.movies.file}"),
         ("rating", stars, "a whole number from 1 to 5"),
-        ("timestamp", lambda text: _whole(text, range(_HIGHEST)), "a whole number of seconds, 0 or more"),
+        ("timestamp", lambda text: lines.whole(text, range(_HIGHEST)), "a whole number of seconds, 0 or more"),
     )
     values: list[int] = []
     for number, fields in _lines(source, layout.ratings):
         for (name, parse, expected), text in zip(checks, fields, strict=True):
             value = parse(text)
             if value is None:
-                raise _bad_line(source.place, number, f"the {name} is {_show(text)}", expected)
+                raise lines.bad_line(source.place, number, f"the {name} is {lines.show(text)}", expected)
             values.append(value)
     user, movie, rating, timestamp = np.array(values, np.int64).reshape(-1, 4).T
     return user, movie, rating, timestamp
@@ -365,7 +340,7 @@ def _place_of(ids: NDArray[np.int64]) -> Callable[[bytes], int | None]:
 
     @cache
     def parse(text: bytes) -> int | None:
-        value = _whole(text, range(_HIGHEST))
+        value = lines.whole(text, range(_HIGHEST))
         return None if value is None else places.get(value)
 
     return parse

@@ -45,7 +45,7 @@ class SGD(Part):
 
     label = "sgd"
     # A coordinate whose gradient is zero in all steps stays where it was. The engine then trains only the table rows
-    # that a client's batches name, which is the same result at the cost of the batches (T09).
+    # that a client's batches name, which is the same result at the cost of the batches.
     follows_gradient: ClassVar[bool] = True
 
     _: KW_ONLY

@@ -24,6 +24,7 @@ from fedslice.task import Task
 from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
+_NUMBERS = ("round", "up_bytes", "down_bytes", "rejected", "seconds")  # of an experiment's state
 
 
 class Experiment:
@@ -135,8 +136,7 @@ class Experiment:
         tensors = {f"model.{name}": value for name, value in self.model.items()}
         tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
         tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
-        numbers = ("round", "up_bytes", "down_bytes", "rejected", "seconds")
-        return tensors, {name: getattr(self, name) for name in numbers}
+        return tensors, {name: getattr(self, name) for name in _NUMBERS}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Continue where a saved experiment stood."""
@@ -147,7 +147,7 @@ class Experiment:
         self.model = groups["model"]
         self.store.load_state_dict(groups["store"])
         self.recipe.load_state_dict(groups["parts"])
-        for name in ("round", "up_bytes", "down_bytes", "rejected", "seconds"):
+        for name in _NUMBERS:
             setattr(self, name, numbers[name])
 
 

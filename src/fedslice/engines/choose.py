@@ -27,8 +27,8 @@ from fedslice.work import Work
 ENGINES: dict[str, type[Engine]] = {"vectorized": Vectorized, "sequential": Sequential}
 
 # Vectorising spares each client the fixed price of its operations. In exchange a convolution whose weights differ by
-# client runs as a grouped one, which takes a tenth to a third longer. Measured on small image networks: vectorising
-# wins up to twofold below these numbers, the engines tie around them, and sequential wins by up to a third above.
+# client runs as a grouped one, which takes a tenth to a third longer. Measured on small image networks, one thread:
+# vectorising wins up to threefold below these numbers, the engines tie around them, sequential wins by a third above.
 _OPERATION_SECONDS = 10e-6
 _FLOPS_PER_SECOND = 2e10
 _GROUPED_SLOWDOWN = 0.1

@@ -184,7 +184,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         name: torch.from_numpy(draw.normal(size=(3, *shape)) * sizes.reshape(3, *[1] * len(shape)))
         for name, shape in shapes.items()
     }
-    clipped = SGD(clip=clip).direction(gradient, {}, {})
+    clipped = SGD(clip=clip).direction(gradient, {}, {}, {})
 
     def norm(of: dict[str, Tensor], client: int) -> float:
         return float(torch.cat([g[client].flatten() for g in of.values()]).norm())
@@ -195,7 +195,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         factor = 1.0 if before <= clip else clip / before
         for name in gradient:
             torch.testing.assert_close(clipped[name][client], gradient[name][client] * factor)
-    assert SGD().direction(gradient, {}, {}) is gradient
+    assert SGD().direction(gradient, {}, {}, {}) is gradient
 
 
 @settings(deadline=None, max_examples=40)

@@ -49,7 +49,7 @@ def float64() -> Iterator[None]:
 def spread(step: Step, shapes: Shapes) -> Values:
     """A step on the whole model, zero where it says nothing."""
     model = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    ServerSGD().step(model, step)
+    ServerSGD().step(model, step, 1.0)
     return model
 
 
@@ -131,7 +131,7 @@ def test_what_nobody_sent_keeps_its_value_to_the_bit(cuts: list[Cut], seed: int)
             sent[name][np.ix_(*cut.chosen[name][client])] = True
     model = {n: torch.from_numpy(draw.normal(size=tuple(s))) for n, s in shapes.items()}
     before = {n: v.clone() for n, v in model.items()}
-    ServerSGD(server_lr=0.3).step(model, total.mean())
+    ServerSGD(server_lr=0.3).step(model, total.mean(), 1.0)
     for name, mask in sent.items():
         assert torch.equal(model[name][~mask], before[name][~mask])
         assert bool(torch.isfinite(model[name]).all())

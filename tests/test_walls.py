@@ -276,7 +276,7 @@ def observed(updates: Tensor, rank: int, warmup: int) -> StreamingSubspace:
     codec.setup(world(mlp()))
     codec._shapes = {"w": updates.shape[1:]}
     for t, update in enumerate(updates):
-        codec.observe(RoundEnd(t, torch.arange(1), torch.zeros(1), {"w": (None, update)}))
+        codec.observe(RoundEnd(t, torch.arange(1), torch.zeros(1), {"w": (None, update)}, {}))
     return codec
 
 

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from fedslice import rng
+from fedslice.combine import Total
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
 from fedslice.engines.scope import noise, threads
 from fedslice.errors import UserError
 from fedslice.evaluate import evaluate
+from fedslice.messages import Message
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
-from fedslice.slice import Values
+from fedslice.slice import Slice, Values
 from fedslice.store import Store
 from fedslice.task import Task
 from fedslice.work import Work, download, upload
@@ -102,23 +104,29 @@ class Experiment:
     def _one_round(self, t: int) -> None:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
-        total = recipe.combine.begin()
+        total, reports = recipe.combine.begin(), Total()
         met, losses = [], []
         for clients, draws in cohort.chunks(engine.chunk, self._sizes):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
-            sent, broken = upload(world, recipe, self.model, work, trained.end)
+            sent, report, broken = upload(world, recipe, self.model, work, trained.end)
             message = recipe.codec.encode(t, sent)
             total.add(recipe.codec.decode(t, message))
+            reports.add(report)
             met.append(clients)
             losses.append(trained.losses)
             self.rejected += int(broken.sum())
             if recipe.select.remote:
-                self.up_bytes += int(message.bytes.sum())
-                self.down_bytes += int(recipe.codec.down_bytes(t, work.down, self.task.itemsize).sum())
-        mean = recipe.codec.lift(t, total.mean())
-        change = recipe.server.step(self.model, recipe.combine.correct(mean, total))
-        recipe.observe(RoundEnd(t, torch.cat(met), torch.cat(losses), change))
+                self._count_bytes(t, work.down, report.slice, message)
+        mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
+        share = len(cohort.clients) / len(self.task.federation)
+        change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
+        recipe.observe(RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum()))
+
+    def _count_bytes(self, t: int, down: Slice, up: Slice, message: Message) -> None:
+        codec, local, itemsize = self.recipe.codec, self.recipe.local, self.task.itemsize
+        self.up_bytes += int((message.bytes + local.up_bytes(up, itemsize)).sum())
+        self.down_bytes += int((codec.down_bytes(t, down, itemsize) + local.down_bytes(down, itemsize)).sum())
 
     def _train(self, work: Work) -> Trained:
         """Local training; layers with randomness of their own draw from the round's and the chunk's stream."""

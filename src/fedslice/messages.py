@@ -26,19 +26,25 @@ class Upload:
     slice: Slice
     layout: Slice
     values: Values
+    # How far each client went along the local method's field (SGD.field) where its slice is not in the layout.
+    reach: Tensor | None = None
 
-    def without_broken(self) -> tuple[Upload, Tensor]:
-        """The same with every client silenced that sent a NaN or an infinity, and who they were.
-
-        A silenced client weighs nothing and its values are zero: one bad client cannot spoil a round.
-        """
+    def fine(self) -> Tensor:
+        """Which clients sent nothing but finite values."""
         fine = torch.ones(len(self.clients), dtype=torch.bool, device=self.clients.device)
         for value in self.values.values():
             fine &= torch.isfinite(value).reshape(len(value), -1).all(1)
+        return fine
+
+    def of(self, fine: Tensor) -> Upload:
+        """The same with every other client silenced: it weighs nothing, and its values are zero.
+
+        So one bad client cannot spoil a round.
+        """
         if bool(fine.all()):
-            return self, ~fine
+            return self
         values = {n: v.masked_fill(~fine.view(-1, *[1] * (v.dim() - 1)), 0) for n, v in self.values.items()}
-        return replace(self, values=values, weights=self.weights * fine.to(self.weights.device)), ~fine
+        return replace(self, values=values, weights=self.weights * fine.to(self.weights.device))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -48,13 +48,15 @@ class World:
 class RoundEnd:
     """What a part may look at when a round is over: the cohort, its losses, and how the model changed.
 
-    ``change`` holds, per parameter that changed, the changed rows (``None``: all) and the difference.
+    ``change`` holds, per parameter that changed, the changed rows (``None``: all) and the difference; ``report`` holds
+    in the same form the sum of what clients sent besides the model.
     """
 
     round: int
     clients: Tensor
     losses: Tensor
     change: Mapping[str, tuple[Tensor | None, Tensor]]
+    report: Mapping[str, tuple[Tensor | None, Tensor]]
 
 
 class Part:
@@ -79,6 +81,13 @@ class Part:
         """Continue from a saved state."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state but was given {', '.join(state)}")
+
+    def _own(self, state: Mapping[str, Tensor], kinds: Iterable[str]) -> Values:
+        """A state whose keys are ``kind.name``, after a look at the kinds."""
+        for key in state:
+            if key.partition(".")[0] not in kinds:
+                raise ValueError(f"{type(self).__name__} has no state {key!r}; it has {', '.join(kinds)}")
+        return dict(state)
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters, as they were given."""

@@ -20,10 +20,17 @@ PARTS: dict[str, dict[str, type[Part]]] = {
     for place, kinds in {
         "select": (select.Uniform, select.Everyone, select.Pooled),
         "slices": (slices.Whole, slices.FeatureRows, slices.ChannelDropout, slices.Shared),
-        "local": (local.SGD, local.Prox),
+        "local": (local.SGD, local.Prox, local.Scaffold),
         "codec": (codecs.Dense, codecs.StreamingSubspace),
         "combine": (combine.Mean, combine.HeatCorrected, combine.Coverage),
-        "server": (server.ServerSGD,),
+        "server": (
+            server.ServerSGD,
+            server.Momentum,
+            server.Adagrad,
+            server.Adam,
+            server.Yogi,
+            server.ScaffoldApprox,
+        ),
     }.items()
 }
 
@@ -41,7 +48,7 @@ class Recipe:
     local: local.SGD = field(default_factory=local.SGD)
     codec: codecs.Codec = field(default_factory=codecs.Dense)
     combine: combine.Combine = field(default_factory=combine.Mean)
-    server: server.ServerSGD = field(default_factory=server.ServerSGD)
+    server: server.Server = field(default_factory=server.ServerSGD)
 
     def __post_init__(self) -> None:
         for part in self.parts().values():
@@ -58,10 +65,11 @@ class Recipe:
     def rows_suffice(self) -> bool:
         """May training be confined to the table rows that the batches name?
 
-        Yes if nothing else can change (local), a zero update need not be encoded (codec), and no client has values of
-        its own to carry on (slices).
+        Yes if the rest ends in a known place (local), which need not be encoded to arrive there (codec), and no client
+        has values of its own to carry on (slices).
         """
-        return self.local.follows_gradient and self.codec.keeps_zeros and not self.slices.remembers
+        arrives = self.codec.exact if self.local.drifts else self.codec.keeps_zeros
+        return self.local.follows_gradient and arrives and not self.slices.remembers
 
     def setup(self, world: World) -> None:
         """Let every part learn the population."""

@@ -3,16 +3,23 @@
 from typing import Any
 
 from fedslice.codecs import StreamingSubspace
-from fedslice.combine import Coverage, HeatCorrected
+from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.errors import unknown
-from fedslice.local import Prox
+from fedslice.local import Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Pooled
+from fedslice.server import Adagrad, Adam, Momentum, ScaffoldApprox, Yogi
 from fedslice.slices import ChannelDropout, FeatureRows, Shared
 
 RECIPES: dict[str, Recipe] = {
     "fedavg": Recipe(),
     "fedprox": Recipe(local=Prox(mu=0.01)),
+    "scaffold": Recipe(local=Scaffold(), combine=Mean(weights="uniform")),
+    "scaffold-approx": Recipe(server=ScaffoldApprox()),
+    "fedavgm": Recipe(server=Momentum()),
+    "fedadagrad": Recipe(server=Adagrad()),
+    "fedadam": Recipe(server=Adam()),
+    "fedyogi": Recipe(server=Yogi()),
     "fedsubavg": Recipe(slices=FeatureRows(), combine=HeatCorrected()),
     "submodelavg": Recipe(slices=FeatureRows(), combine=Coverage()),
     "centralsgd": Recipe(select=Pooled()),

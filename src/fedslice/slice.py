@@ -102,6 +102,10 @@ class Slice:
         chosen = shapes if names is None else names
         return cls(clients, shapes, {name: (None,) * len(shapes[name]) for name in chosen})
 
+    def only(self, names: Iterable[str]) -> Slice:
+        """The same slice of the named parameters, and of no other."""
+        return Slice(self.clients, self.shapes, {name: self.axes[name] for name in names})
+
     def replace(self, changes: Mapping[str, Axis | None]) -> Slice:
         """The same slice with other positions along the first dimension of the named parameters it holds."""
         axes = {n: (changes[n], *a[1:]) if n in changes else a for n, a in self.axes.items()}

@@ -50,15 +50,17 @@ class IndexSets:
         pairs = torch.from_numpy(np.unique(torch.cat(keys).cpu().numpy())).to(index.device)
         return pairs % self.rows, torch.bincount(pairs // self.rows, minlength=len(clients))
 
-    def relabel(self, features: dict[str, Tensor], axis: Axis | None = None) -> Axis:
+    def relabel(self, features: dict[str, Tensor], axis: Axis | None = None, also: Axis | None = None) -> Axis:
         """Replace row ids in a batch [clients, …] by the rows' places among those that the clients hold.
 
-        Without an axis the clients hold what the batch names. Where padding can occur its row is always among them, and
-        keeps its id, the first.
+        Without an axis the clients hold what the batch names, and the rows of ``also``. Where padding can occur its row
+        is always among them, and keeps its id, the first.
         """
         ids = [features[name].flatten(1).long() for name in self.features]
         named = torch.cat([*ids, torch.full_like(ids[0][:, :1], PAD)] if self.padded else ids, 1)
         if axis is None:
+            if also is not None:
+                named = torch.cat([named, torch.where(also.counts[:, None] > 0, also.ids, named[:, :1])], 1)
             axis, places = Axis.unique(named)
         else:
             places = axis.positions_of(named)

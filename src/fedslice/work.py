@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class Work:
     down: Slice
     layout: Slice
     start: Values
+    aside: Values  # what the local method brings besides
+    reach: Tensor  # the sum of each client's step sizes
     features: dict[str, Tensor]
     label: Tensor
     real: Tensor
@@ -56,16 +58,15 @@ class Work:
     def client(self, c: int) -> Work:
         """The same work for one client alone."""
         one = slice(c, c + 1)
-        return Work(
-            self.round,
-            self.clients[one],
-            self.hold,
-            self.down,
-            self.layout,
-            {n: v[one] for n, v in self.start.items()},
-            {n: v[one] for n, v in self.features.items()},
-            self.label[one],
-            self.real[one],
+        return replace(
+            self,
+            clients=self.clients[one],
+            start={n: v[one] for n, v in self.start.items()},
+            aside={n: v[one] for n, v in self.aside.items()},
+            reach=self.reach[one],
+            features={n: v[one] for n, v in self.features.items()},
+            label=self.label[one],
+            real=self.real[one],
         )
 
 
@@ -77,38 +78,59 @@ def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tenso
     scale = recipe.select.batch_scale()
     batches = recipe.local.batches(t, clients, draws, samples.sizes[clients], scale, world.seed)
     features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
-    layout = _relabel(world, recipe, hold, features)
+    layout = _relabel(world, recipe, clients, hold, features)
     start = layout.gather(model)
     _recall(world, recipe, clients, hold, down, start)
-    return Work(t, clients, hold, down, layout, start, features, label, batches.real)
+    aside = recipe.local.bring(clients, layout, down)
+    reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
+    return Work(t, clients, hold, down, layout, start, aside, reach, features, label, batches.real)
 
 
-def upload(world: World, recipe: Recipe, model: Values, work: Work, end: Values) -> tuple[Upload, Tensor]:
-    """What the chunk sends, and who of it sent something broken; what clients keep is put away."""
-    hold, layout = work.hold, work.layout
-    up = recipe.slices.up(work.round, work.clients, hold, work.start, end)
-    if recipe.rows_suffice:
-        values = {name: end[name] - work.start[name] for name in layout.axes}
-    else:
-        layout = up
-        values = up.pick(end, hold)
-        values = {name: values[name] - then for name, then in up.gather(model).items()}
-    weights = recipe.combine.weigh(work.clients)
-    sent, broken = Upload(work.clients, weights, up, layout, values).without_broken()
-    fine = ~broken
+def upload(world: World, recipe: Recipe, model: Values, work: Work, end: Values) -> tuple[Upload, Upload, Tensor]:
+    """What the chunk sends of the model and besides, and who sent something broken; what clients keep is put away."""
+    up = recipe.slices.up(work.round, work.clients, work.hold, work.start, end)
+    sent, said = _sent(recipe, model, work, up, end), _said(recipe, work, up, end)
+    fine = sent.fine() & said.fine()
     recipe.slices.sent(work.clients, up, fine)
+    recipe.local.keep(work, end, fine)
     for name in recipe.slices.kept() if recipe.slices.remembers else ():
         world.store.put(f"kept/{name}", work.clients[fine], end[name][fine])
-    return sent, broken
+    return sent.of(fine), said.of(fine), ~fine
 
 
-def _relabel(world: World, recipe: Recipe, hold: Slice, features: dict[str, Tensor]) -> Slice:
+def _sent(recipe: Recipe, model: Values, work: Work, up: Slice, end: Values) -> Upload:
+    """How the model changed: on the layout, beyond which it drifted, or on all that goes up."""
+    weights = recipe.combine.weigh(work.clients)
+    if not recipe.rows_suffice:
+        values = up.pick(end, work.hold)
+        values = {name: values[name] - then for name, then in up.gather(model).items()}
+        return Upload(work.clients, weights, up, up, values)
+    values = {name: end[name] - work.start[name] for name in work.layout.axes}
+    if not recipe.local.drifts:
+        return Upload(work.clients, weights, up, work.layout, values)
+    outside = [name for name, axes in work.layout.axes.items() if axes[0] is not up.axes[name][0]]
+    for name, field in work.layout.only(outside).gather(recipe.local.field()).items():
+        reach = work.reach.to(field).view(-1, *[1] * (field.dim() - 1))
+        values[name] = values[name] + reach * field  # what is left when the drift, which all share, is taken out
+    return Upload(work.clients, weights, up, work.layout, values, work.reach)
+
+
+def _said(recipe: Recipe, work: Work, up: Slice, end: Values) -> Upload:
+    """What the local method sends besides the model; the server adds it up, every client counting once."""
+    report = recipe.local.report(work, end)
+    slice_ = up.only(report)
+    values = report if recipe.rows_suffice else slice_.pick(report, work.hold)
+    layout = work.layout.only(report) if recipe.rows_suffice else slice_
+    return Upload(work.clients, torch.ones(len(work.clients), dtype=torch.float64), slice_, layout, values)
+
+
+def _relabel(world: World, recipe: Recipe, clients: Tensor, hold: Slice, features: dict[str, Tensor]) -> Slice:
     """Turn global row ids into places in the client's own tables, in place; the layout those tables then have."""
     axes: dict[str, Axis | None] = {}
     for sets in world.task.index_sets:
         axis = hold.axes[sets.tables[0]][0] if sets.tables[0] in hold.axes else None
         if recipe.rows_suffice:
-            axis = sets.relabel(features)
+            axis = sets.relabel(features, also=recipe.local.rows(sets.tables[0], clients))
         elif axis is not None:
             sets.relabel(features, axis)
         axes |= dict.fromkeys(sets.tables, axis)

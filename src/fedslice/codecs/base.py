@@ -19,6 +19,7 @@ class Codec(Part):
     """
 
     keeps_zeros: ClassVar[bool] = False  # does a zero update arrive as zero? Then it need not be computed
+    exact: ClassVar[bool] = False  # does every value arrive as it was?
     carries_values: ClassVar[bool] = False  # can it send values as well as differences?
     sums_codes: ClassVar[bool] = False  # are codes summed, and only the sum decoded?
 

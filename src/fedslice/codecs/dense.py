@@ -13,6 +13,7 @@ class Dense(Codec):
 
     label = "dense"
     keeps_zeros = True
+    exact = True
     carries_values = True
 
     def encode(self, t: int, upload: Upload) -> Message:  # noqa: ARG002

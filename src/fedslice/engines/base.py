@@ -48,7 +48,7 @@ def descend(forward: Forward, task: Task, local: SGD, work: Work) -> Trained:
         gradient = torch.autograd.grad(losses, now, torch.ones_like(losses), allow_unused=True, materialize_grads=True)
         history.append(losses.detach())
         with torch.no_grad():
-            direction = local.direction(dict(zip(names, gradient, strict=True)), parameters, work.start)
+            direction = local.direction(dict(zip(names, gradient, strict=True)), parameters, work.start, work.aside)
             after = [value.add(direction[name], alpha=-rate) for name, value in parameters.items()]
             if uneven:
                 after = [

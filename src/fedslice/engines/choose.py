@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -132,14 +133,4 @@ def _count(task: Task, local: SGD, work: Work) -> _Cost:
 def _first_step(work: Work) -> Work:
     """The same work, cut to its first batch."""
     features = {name: column[:, :1] for name, column in work.features.items()}
-    return Work(
-        work.round,
-        work.clients,
-        work.hold,
-        work.down,
-        work.layout,
-        work.start,
-        features,
-        work.label[:, :1],
-        work.real[:, :1],
-    )
+    return replace(work, features=features, label=work.label[:, :1], real=work.real[:, :1])

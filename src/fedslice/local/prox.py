@@ -15,7 +15,7 @@ class Prox(SGD):
 
     mu: NonNegative = 0.01
 
-    def direction(self, gradient: Values, parameters: Values, start: Values) -> Values:
+    def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:
         """The proximal gradient, then clipped like any other."""
         pulled = {n: g + self.mu * (parameters[n] - start[n]) for n, g in gradient.items()}
-        return super().direction(pulled, parameters, start)
+        return super().direction(pulled, parameters, start, aside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import KW_ONLY
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,8 +16,11 @@ from torch import Tensor
 
 from fedslice import rng
 from fedslice.parts import CHECKED, Count, Part, Positive
-from fedslice.slice import Values
+from fedslice.slice import Axis, Slice, Values
 from fedslice.task import Loss
+
+if TYPE_CHECKING:
+    from fedslice.work import Work
 
 Forward = Callable[[Values, dict[str, Tensor]], Tensor]
 
@@ -44,9 +47,10 @@ class SGD(Part):
     """
 
     label = "sgd"
-    # A coordinate whose gradient is zero in all steps stays where it was. The engine then trains only the table rows
-    # that a client's batches name, which is the same result at the cost of the batches.
+    # Is the end known, without training, of a coordinate whose gradient is zero in all steps? The engine then trains
+    # only the table rows that a client's batches (or ``rows``) name: the same result at the cost of the batches.
     follows_gradient: ClassVar[bool] = True
+    drifts: ClassVar[bool] = False  # and does such a coordinate move, along ``field``?
 
     _: KW_ONLY
     lr: Positive = 0.1
@@ -128,7 +132,7 @@ class SGD(Part):
         each = loss(output.flatten(0, 1), label.flatten(0, 1)).view(label.shape[:2])
         return (each * real).sum(1) / real.sum(1).clamp(min=1)
 
-    def direction(self, gradient: Values, parameters: Values, start: Values) -> Values:  # noqa: ARG002
+    def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:  # noqa: ARG002
         """From a gradient to a step: here only the clipping, which looks at each client alone."""
         if self.clip is None:
             return gradient
@@ -136,3 +140,30 @@ class SGD(Part):
         norm = torch.stack(squares).sum(0).sqrt()
         factor = self.clip / norm.clamp(min=self.clip)
         return {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in gradient.items()}
+
+    def rows(self, table: str, clients: Tensor) -> Axis | None:  # noqa: ARG002
+        """Rows of a table that these clients' steps move, whatever their batches name."""
+        return None
+
+    def field(self) -> Values:
+        """The direction against which each step moves every coordinate without a gradient, if the method ``drifts``."""
+        return {}
+
+    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:  # noqa: ARG002
+        """What clients bring to their steps besides the model, on the layout."""
+        return {}
+
+    def report(self, work: Work, end: Values) -> Values:  # noqa: ARG002
+        """What clients send besides the model, on the layout; the server adds it up."""
+        return {}
+
+    def keep(self, work: Work, end: Values, fine: Tensor) -> None:
+        """What clients remember of this round; those who are not ``fine`` took no part in it."""
+
+    def down_bytes(self, down: Slice, itemsize: int) -> Tensor | int:  # noqa: ARG002
+        """Bytes that come down besides the model, per client."""
+        return 0
+
+    def up_bytes(self, up: Slice, itemsize: int) -> Tensor | int:  # noqa: ARG002
+        """Bytes of the report, per client."""
+        return 0

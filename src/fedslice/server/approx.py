@@ -1,0 +1,28 @@
+"""Scaffold without client state, as S0 runs it on its click tasks (appendix D.2, equation 47)."""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedslice.parts import CHECKED, Positive
+from fedslice.server.base import Averaging
+
+
+@dataclass(config=CHECKED)
+class ScaffoldApprox(Averaging):
+    """Δ ← (1 − K/N)·Δ + (K/N)·Δ_round, X += η·Δ; the first round's Δ is its own.
+
+    The average stands for the update of all clients, of which each round renews the share that took part.
+    """
+
+    label = "scaffold-approx"
+    kinds = ("update",)
+
+    server_lr: Positive = 1.0
+
+    def move(self, name: str, update: Tensor, share: float) -> Tensor:
+        """One step along the renewed average."""
+        if f"update.{name}" not in self._averages:
+            share = 1.0
+        return self.server_lr * self.average("update", name, update).lerp_(update, share)

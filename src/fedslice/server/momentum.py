@@ -1,0 +1,22 @@
+"""Server momentum (FedAvgM; Reddi et al. 2021)."""
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedslice.parts import CHECKED, Positive
+from fedslice.server.base import Averaging, Fraction
+
+
+@dataclass(config=CHECKED)
+class Momentum(Averaging):
+    """m ← β·m + Δ, X += η·m."""
+
+    label = "momentum"
+    kinds = ("momentum",)
+
+    server_lr: Positive = 1.0
+    momentum: Fraction = 0.9
+
+    def move(self, name: str, update: Tensor, share: float) -> Tensor:  # noqa: ARG002
+        """One step along the momentum."""
+        return self.server_lr * self.average("momentum", name, update).mul_(self.momentum).add_(update)

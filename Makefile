@@ -21,7 +21,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks $(if $(DATA),--data $(DATA),--only scaling) $(BENCH)
+	$(BIN)/python -m benchmarks $(if $(DATA),--data $(DATA)) $(BENCH)
 
 # torch comes first and alone, so that no dependency can ask for another build of it.
 $(READY): requirements.lock pyproject.toml

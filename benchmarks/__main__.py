@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,36 @@ def export(data: Path, folder: Path) -> Path:
     return path
 
 
-def speed(data: Path, repeats: int) -> list[dict[str, Any]]:
-    """Seconds per round on MovieLens and Amazon, and how many times faster fedslice is."""
+Start = Callable[[], list[Contestant]]
+
+
+def ratios(task: str, start: Start, repeats: int) -> list[dict[str, Any]]:
+    """Seconds per round of each contestant, and how many times the first one's."""
+    contestants = start()
+    race(contestants, repeats)
+    ours = contestants[0].seconds
     rows = []
+    for each in contestants:
+        times = [theirs / mine for theirs, mine in zip(each.seconds, ours, strict=True)]
+        rows.append(
+            {
+                "task": task,
+                "who": each.name,
+                "seconds_per_round": each.median,
+                "times_fedslice": statistics.median(times),
+                "times_min": min(times),
+                "times_max": max(times),
+            }
+        )
+    return rows
+
+
+def speed(data: Path, repeats: int) -> list[dict[str, Any]]:
+    """On real data: MovieLens and Amazon."""
     with tempfile.TemporaryDirectory() as folder:
         npz = export(data, Path(folder))
         place = ("--data", str(data))
-        races = {
+        races: dict[str, Start] = {
             "movielens": lambda: [
                 Contestant("fedslice", worker("fedavg", "movielens", *place), 40),
                 Contestant("plain loop", worker("plain", "movielens", *place), 5),
@@ -108,23 +132,19 @@ def speed(data: Path, repeats: int) -> list[dict[str, Any]]:
                 Contestant("plain loop", worker("plain", "amazon", *place), 1),
             ],
         }
-        for task, start in races.items():
-            contestants = start()
-            race(contestants, repeats)
-            ours = contestants[0].seconds
-            for each in contestants:
-                ratios = [theirs / mine for theirs, mine in zip(each.seconds, ours, strict=True)]
-                rows.append(
-                    {
-                        "task": task,
-                        "who": each.name,
-                        "seconds_per_round": each.median,
-                        "times_fedslice": statistics.median(ratios),
-                        "times_min": min(ratios),
-                        "times_max": max(ratios),
-                    }
-                )
-    return rows
+        return [row for task, start in races.items() for row in ratios(task, start, repeats)]
+
+
+def language(repeats: int) -> list[dict[str, Any]]:
+    """The LSTM's cohort, against `torch.nn.LSTM` one client at a time."""
+    return ratios(
+        "lstm",
+        lambda: [
+            Contestant("fedslice", worker("fedavg", "lstm"), 3),
+            Contestant("plain loop", worker("plain", "lstm"), 1),
+        ],
+        repeats,
+    )
 
 
 def scaling(repeats: int) -> list[dict[str, Any]]:
@@ -156,20 +176,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", "scaling"])
+    parser.add_argument("--only", choices=["speed", "language", "scaling"])
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     found: dict[str, Any] = {"repeats": given.repeats}
-    if given.only != "scaling":
-        if given.data is None:
-            parser.error("the speed race needs --data (make bench DATA=...); --only scaling needs none")
+    if given.only == "speed" and given.data is None:
+        parser.error("the races on real data need --data (make bench DATA=...)")
+    if given.data is not None and given.only in (None, "speed"):
         found["speed"] = speed(given.data, given.repeats)
-        for row in found["speed"]:
-            print(
-                f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
-                f"  {row['times_fedslice']:>7.1f} x  (from {row['times_min']:.1f} to {row['times_max']:.1f})"
-            )
-    if given.only != "speed":
+    if given.only in (None, "language"):
+        found["language"] = language(given.repeats)
+    for row in [*found.get("speed", []), *found.get("language", [])]:
+        print(
+            f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
+            f"  {row['times_fedslice']:>7.1f} x  (from {row['times_min']:.1f} to {row['times_max']:.1f})"
+        )
+    if given.only in (None, "scaling"):
         found["scaling"] = scaling(given.repeats)
         for row in found["scaling"]:
             print(

@@ -9,10 +9,12 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from benchmarks import language
 from benchmarks.plain import PlainLoop
 from fedslice import recipes, tasks
 from fedslice.engines.scope import threads
@@ -35,9 +37,14 @@ def spread(items: int) -> Task:
 
 def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Callable[[int], None]:
     """What runs one round, given its number."""
-    entry = tasks.get(name)
-    task = spread(items) if items else entry.build({}, data)
-    recipe = recipes.get("fedavg" if kind == "plain" else kind).with_options(entry.settings)
+    settings: Mapping[str, Any] = {"cohort": 50, "lr": 0.1, "batch_size": 5}
+    if name == "lstm":
+        task = language.task(plain=kind == "plain")
+    elif items:
+        task = spread(items)
+    else:
+        task, settings = tasks.get(name).build({}, data), tasks.get(name).settings
+    recipe = recipes.get("fedavg" if kind == "plain" else kind).with_options(settings)
     experiment = Experiment(task, recipe, rounds=1)
     if kind == "plain":
         return PlainLoop(experiment).round

@@ -2,5 +2,6 @@
 
 from fedslice.models.din import DIN
 from fedslice.models.logistic import SparseLogistic
+from fedslice.models.sentiment import SentimentLSTM
 
-__all__ = ["DIN", "SparseLogistic"]
+__all__ = ["DIN", "SentimentLSTM", "SparseLogistic"]

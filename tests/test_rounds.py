@@ -1,4 +1,4 @@
-"""Whole rounds: closed forms, plain loops, engines and chunks, resuming, broken clients (T01, T06, T09, T10)."""
+"""Whole rounds: closed forms, plain loops, engines and chunks, resuming, broken clients (T06, T09, T10)."""
 
 import copy
 import functools
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedslice.codecs import Dense
 from fedslice.combine import HeatCorrected
@@ -57,42 +56,6 @@ class Filling(Dense):
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------
-
-
-class Squares(nn.Module):
-    """Σ of the squares of the weights that a sample names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([[1.5], [-2.0]]))
-
-    def forward(self, weight: Tensor, used: Tensor) -> Tensor:
-        return (functional.embedding(weight, self.w).squeeze(-1) ** 2 * used).sum(-1)
-
-
-def example_1(clients: int = 100) -> Task:
-    """S0, example 1: f_1 = w1² + w2² and f_i = w2² for everyone else."""
-    weight, used = np.ones((clients, 2), dtype=int), np.ones((clients, 2))
-    weight[0, 0] = 0
-    used[1:, 0] = 0
-    features = {"weight": weight, "used": used}
-    data = Federation.from_arrays(client=np.arange(clients), features=features, label=np.zeros(clients), test=0.0)
-    return Task(data, Squares(), lambda out, label: out + 0 * label, tables={"w": "weight"})
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("rate", [0.02, 0.5])
-def test_example_1(rate: float) -> None:
-    """T01: FedAvg shrinks w1 by 1 − 2η/N and w2 by 1 − 2η, FedSubAvg both by 1 − 2γ."""
-    task = example_1()
-    assert task.index_sets[0].heat.tolist() == [1, 100]
-    start = task.initial(0)["w"].flatten()
-    slow, fast = 1 - 2 * rate / 100, 1 - 2 * rate
-    for name, factors in {"fedavg": (slow, fast), "fedsubavg": (fast, fast)}.items():
-        experiment = Experiment(task, RECIPES[name].with_options(EXACT | {"lr": rate}), rounds=50, eval_every=1)
-        for row in experiment.stream():
-            expected = start * torch.tensor(factors) ** row["round"]
-            torch.testing.assert_close(experiment.model["w"].flatten(), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("float64")

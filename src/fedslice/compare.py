@@ -10,6 +10,7 @@ from typing import Any
 
 from fedslice.config import Request, is_setting, request, setting_names
 from fedslice.errors import UserError, unknown
+from fedslice.measure.instruments import is_measured
 from fedslice.task import Task
 
 Document = dict[str, Any]
@@ -100,7 +101,7 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
             row[key] = None
             continue
         row[key] = mean(values)
-        if len(values) > 1 and key.startswith(("train_", "test_")):
+        if len(values) > 1 and is_measured(key):
             row[f"{key}_std"] = stdev(values)
     return row
 

@@ -15,6 +15,7 @@ from fedslice import recipes, tasks
 from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment
+from fedslice.measure.instruments import INSTRUMENTS
 from fedslice.recipe import Recipe, first_problem, option_names
 from fedslice.task import Task
 from fedslice.tasks.entry import Options, Seed
@@ -39,6 +40,7 @@ class Request(BaseModel):
     engine: str = "auto"
     chunk: Whole | None = None
     device: str = "cpu"
+    measure: list[str] = Field(default_factory=list)
     set: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -55,6 +57,7 @@ class Plan:
     engine: str
     chunk: int | None
     device: str
+    measure: list[str]
     config: dict[str, Any]
 
     def experiment(self) -> Experiment:
@@ -68,6 +71,7 @@ class Plan:
             engine=self.engine,
             chunk=self.chunk,
             device=self.device,
+            measure=self.measure,
         )
 
 
@@ -117,6 +121,9 @@ def resolve(asked: Request) -> Plan:
     ):
         if name not in known:
             raise unknown(kind, name, known)
+    for name in asked.measure:
+        if name not in INSTRUMENTS:
+            raise unknown("instrument", name, INSTRUMENTS)
     entry = tasks.get(asked.task)
     task_options, recipe_options = split_options(asked)
     recipe = recipes.get(asked.recipe).with_options(recipe_options)
@@ -131,6 +138,7 @@ def resolve(asked: Request) -> Plan:
         "engine": asked.engine,
         "chunk": asked.chunk,
         "device": asked.device,
+        "measure": asked.measure,
     }
     return Plan(
         task,
@@ -142,6 +150,7 @@ def resolve(asked: Request) -> Plan:
         asked.engine,
         asked.chunk,
         asked.device,
+        asked.measure,
         config,
     )
 

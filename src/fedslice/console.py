@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedslice.engines.choose import Choice
+from fedslice.measure.instruments import is_measured
 
 Document = dict[str, Any]
 Shown = list[Text | Table]
 
+_BAR = 40  # characters of a histogram's longest bar
 _RUN_ROWS = 20  # lines of a run's table: a screenful
 _NAMES = {"up_bytes": "up", "down_bytes": "down", "seconds": "time"}  # whose unit stands in the cell
 
@@ -68,7 +70,7 @@ class Follow:
 
     def row(self, row: Document) -> None:
         """An evaluation is there."""
-        words = "  ".join(f"{_heading(name)} {value(name, row[name])}" for name in row if _is_score(name))
+        words = "  ".join(f"{_heading(name)} {value(name, row[name])}" for name in row if is_measured(name))
         self._metrics.plain = words
         if not self._console.is_interactive:
             line = f"{self._title}  round {row['round']}/{self._rounds}  {words}{self._left(row['round'])}"
@@ -105,7 +107,9 @@ def value(name: str, number: Any) -> str:
         return size(number)
     if name == "seconds":
         return f"{number:,.1f} s"
-    if isinstance(number, float) and _is_score(name):
+    if isinstance(number, float) and is_measured(name):
+        if name.endswith("norm2"):
+            return f"{number:.3e}"
         return f"{number:.4f}" if abs(number) < 100 else f"{number:.4g}"
     return f"{number:,.1f}".removesuffix(".0")
 
@@ -157,7 +161,7 @@ def _target_table(rows: Sequence[Document]) -> Table:
 
 
 def _end_table(rows: Sequence[Document]) -> Table:
-    scores = [name for name in rows[0] if _is_score(name) and not name.endswith("_std")]
+    scores = [name for name in rows[0] if is_measured(name) and not name.endswith("_std")]
     costs = [name for name in ("up_bytes", "down_bytes", "rejected", "seconds") if any(row[name] for row in rows)]
     table = _table(["recipe", *scores, *costs])
     for row in rows:
@@ -175,8 +179,34 @@ def inspect_tables(found: Document) -> Shown:
     parts: Shown = [Text(f"{found['task']}: {found['source']}"), *_facts(found)]
     for table in found["tables"]:
         names, features = ", ".join(table["tables"]), ", ".join(table["features"])
-        parts += [Text(f"rows of {names}, indexed by {features}"), *_facts(table)]
+        parts += [Text(f"rows of {names}, indexed by {features}"), *_facts(table), _histogram(table["histogram"])]
+    if "conditioning" in found:
+        parts += _conditioning(found["conditioning"])
     return parts
+
+
+def _histogram(bins: Sequence[Document]) -> Table:
+    """Rows by heat (S0, figure 5)."""
+    out = _table(["heat", "rows", ""])
+    out.columns[2].justify = "left"
+    most = max(one["rows"] for one in bins)
+    for one in bins:
+        low, high = value("heat", one["from"]), value("heat", one["to"])
+        bar = "█" * -(-_BAR * one["rows"] // most)
+        out.add_row(low if low == high else f"{low} to {high}", value("rows", one["rows"]), bar)
+    return out
+
+
+def _conditioning(found: Document) -> Shown:
+    """κ of the Hessian as it stands and as the heat correction sees it."""
+    ridge = f", ridge {found['ridge']:g}" if found["ridge"] else ""
+    title = f"conditioning at the initial model{ridge}: {found['coordinates']:,} coordinates, {found['method']}"
+    out = _table(["matrix", "largest σ", "smallest σ", "smallest eigenvalue", "κ", "κ is"])
+    for name, key in (("H", "hessian"), ("D^½ H D^½", "preconditioned")):
+        row = found[key]
+        numbers = [row[k] for k in ("sigma_max", "sigma_min", "eigenvalue_min", "kappa")]
+        out.add_row(name, *("-" if number is None else f"{number:.4g}" for number in numbers), row["kappa_is"])
+    return [Text(title), out]
 
 
 def _facts(found: Document) -> list[Table]:
@@ -187,7 +217,7 @@ def _facts(found: Document) -> list[Table]:
     spreads = _table(["per client", "min", "median", "mean", "max"])
     for name, content in found.items():
         words = name.replace("_", " ")
-        if isinstance(content, dict):
+        if isinstance(content, dict) and "median" in content:
             label = words.removesuffix(" per client")
             spreads.add_row(label, *(value(name, content[key]) for key in ("min", "median", "mean", "max")))
         elif isinstance(content, int | float):
@@ -211,10 +241,6 @@ def list_tables(found: Document) -> Shown:
     return parts
 
 
-def _is_score(name: str) -> bool:
-    return name.startswith(("train_", "test_"))
-
-
 def _heading(name: str) -> str:
     return _NAMES.get(name, name.replace("_", " "))
 
@@ -228,5 +254,5 @@ def _table(columns: Sequence[str], prose: bool = False) -> Table:
             out.add_column(heading, no_wrap=position == 0)
         else:
             part, _, rest = heading.partition(" ")
-            out.add_column(f"{part}\n{rest}" if _is_score(column) else heading, justify="right", no_wrap=True)
+            out.add_column(f"{part}\n{rest}" if is_measured(column) else heading, justify="right", no_wrap=True)
     return out

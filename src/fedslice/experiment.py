@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from fedslice.combine import Total
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
 from fedslice.engines.scope import noise, threads
-from fedslice.errors import UserError
+from fedslice.errors import UserError, unknown
 from fedslice.evaluate import evaluate
+from fedslice.measure.instruments import INSTRUMENTS
 from fedslice.messages import Message
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
@@ -33,7 +34,8 @@ class Experiment:
     """A task trained by a recipe for a number of rounds.
 
     ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
-    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``.
+    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``, and what
+    the instruments named in ``measure`` find.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Experiment:
         engine: str = "auto",
         chunk: int | None = None,
         device: str = "cpu",
+        measure: Sequence[str] = (),
     ):
         for name, value in {
             "rounds": rounds,
@@ -55,13 +58,17 @@ class Experiment:
         }.items():
             if value < 1:
                 raise UserError(f"{name}={value}; give 1 or more.")
+        for name in measure:
+            if name not in INSTRUMENTS:
+                raise unknown("instrument", name, INSTRUMENTS)
+        self._instruments = [INSTRUMENTS[name] for name in measure]
         self.rounds = rounds
         self.seed = seed
         self.eval_every = eval_every
         self.recipe = copy.deepcopy(recipe)  # parts have memories; a recipe is reused, a memory is not
         place = _device(device)
-        population = self.recipe.select.population(task)
-        self.task = population if place.type == "cpu" else population.to(place)
+        self._measured = task if place.type == "cpu" else task.to(place)
+        self.task = self.recipe.select.population(self._measured)
         self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
         self.store = Store(len(self.task.federation), place)
         self.world = World(self.task, seed, self.store)
@@ -137,6 +144,8 @@ class Experiment:
         counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
+            for instrument in self._instruments:  # pooled data, too, are measured as the federation they came from
+                scores |= instrument(self._measured, self.model)
         return {"round": self.round, **scores, **counts, "seconds": self.seconds}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedslice.slice import Slice
+from fedslice.tables import IndexSets
 from fedslice.task import Task
 
 
@@ -32,10 +34,43 @@ def describe(task: Task) -> dict[str, Any]:
     }
 
 
+def histogram(task: Task) -> list[dict[str, Any]]:
+    """How many rows have which heat (S0, figure 5), for each group of tables.
+
+    The bins are 1, 2, 3-4, 5-8, …: heat spreads over orders of magnitude. Rows that nobody holds are in none.
+    """
+    return [
+        {"tables": list(sets.tables), "features": list(sets.features), "bins": _bins(_counted(sets))}
+        for sets in task.index_sets
+    ]
+
+
+def corrections(task: Task) -> dict[str, Tensor]:
+    """D = diag(N/n_m) (S0, section 4.2) for every row of every table, in float64; 0 where nobody holds the row.
+
+    Such a row has no gradient. A parameter that is not a table is held by everyone, and its factor is one.
+    """
+    out: dict[str, Tensor] = {}
+    for sets in task.index_sets:
+        heat = sets.heat.cpu().double()
+        out |= dict.fromkeys(sets.tables, torch.where(heat > 0, len(task.federation) / heat, 0.0))
+    return out
+
+
+def _bins(heat: Tensor) -> list[dict[str, int]]:
+    """Rows by heat in bins that double, up to the largest heat; empty ones between are kept."""
+    held = heat[heat > 0]
+    place = torch.ceil(torch.log2(held.double())).long()  # exact at powers of two, where the bins end
+    return [
+        {"from": 2 ** (k - 1) + 1 if k else 1, "to": 2**k, "rows": rows}
+        for k, rows in enumerate(torch.bincount(place).tolist())
+    ]
+
+
 def _table(task: Task, position: int) -> dict[str, Any]:
     """Heat of one group of tables; rows that everyone holds by construction (padding) are left out."""
     sets = task.index_sets[position]
-    heat = sets.heat[1:] if sets.padded else sets.heat
+    heat = _counted(sets)
     held = heat[heat > 0]
     return {
         "tables": list(sets.tables),
@@ -48,10 +83,16 @@ def _table(task: Task, position: int) -> dict[str, Any]:
         "heat_median": float(held.double().median()),
         "heat_dispersion": float(held.max() / held.min()),
         "sparsity": float(heat.double().mean() / len(task.federation)),
+        "histogram": _bins(heat),
     }
 
 
-def _spread(values: torch.Tensor) -> dict[str, float]:
+def _counted(sets: IndexSets) -> Tensor:
+    """Heat of the rows that data name; the padding row, which everyone holds, is none of them."""
+    return sets.heat[1:] if sets.padded else sets.heat
+
+
+def _spread(values: Tensor) -> dict[str, float]:
     values = values.double()
     return {
         "min": float(values.min()),

@@ -1,0 +1,81 @@
+"""How far a model is from a stationary point: the gradient of the global objective and its two norms (S0, S1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedslice.measure.heat import corrections
+from fedslice.slice import Axis, Slice, Values
+from fedslice.task import Task, evaluating
+
+
+class Block(NamedTuple):
+    """Some training samples, and what each weighs in the objective f."""
+
+    features: dict[str, Tensor]
+    label: Tensor
+    share: Tensor
+
+
+def gradient_norms(task: Task, model: Values) -> dict[str, float]:
+    """‖∇f‖², and the element-wise gradient norm (1/N)·gᵀUg with g = Σ_i ∇f_i and U = diag(1/n_m) (S1, definition 1).
+
+    The latter is ∇fᵀD∇f with D = diag(N/n_m), the squared norm of the gradient that FedSubAvg follows (S0, section
+    4.3): a row that few clients hold counts as it does for them, and not diluted by those who do not hold it.
+    """
+    factor = corrections(task)
+    plain = corrected = 0.0
+    for name, value in full_gradient(task, model).items():
+        flat = value.cpu().double().reshape(len(value) if name in factor else 1, -1)
+        rows = torch.linalg.vector_norm(flat, dim=1).square()
+        plain += float(rows.sum())
+        corrected += float(factor[name] @ rows if name in factor else rows.sum())
+    return {"gradient_norm2": plain, "elementwise_gradient_norm2": corrected}
+
+
+def full_gradient(task: Task, model: Values) -> Values:
+    """∇f in float64: f = (1/N)·Σ f_i, with f_i the mean loss of client i's training samples (S0, section 2).
+
+    One pass over the training samples in blocks of ``eval_batch``, with dropout off. Of tables only the rows that a
+    block names are looked at, so a block costs what its samples cost, and the memory is that of the result. A model
+    that compares the samples of a batch (Dice) has no gradient per sample: its value is that of these blocks.
+    """
+    device = task.federation.train.offsets.device
+    wide = torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+    total = {name: torch.zeros(shape, dtype=wide, device=device) for name, shape in task.shapes.items()}
+    with evaluating(task.module):
+        for block in blocks(task):
+            layout, features = _sliced(task, block.features)
+            local = {name: value[0].detach().requires_grad_() for name, value in layout.gather(model).items()}
+            objective = block_objective(task, local, block._replace(features=features))
+            parts = torch.autograd.grad(objective, list(local.values()), allow_unused=True, materialize_grads=True)
+            layout.scatter_add(total, {name: part[None].to(wide) for name, part in zip(local, parts, strict=True)})
+    return total
+
+
+def blocks(task: Task) -> Iterator[Block]:
+    """All training samples in their order; a sample of client i weighs 1/(N·n_i)."""
+    train = task.federation.train
+    sizes = train.sizes
+    share = torch.repeat_interleave(1 / (len(task.federation) * sizes.cpu().double()), sizes.cpu())
+    for index in torch.arange(len(train), device=train.offsets.device).split(task.eval_batch):
+        yield Block(*train.batch(index), share[index.cpu()])
+
+
+def block_objective(task: Task, parameters: Values, block: Block) -> Tensor:
+    """A block's part of f."""
+    losses = task.loss(task.forward(parameters, block.features), block.label)
+    return losses @ block.share.to(losses)
+
+
+def _sliced(task: Task, features: dict[str, Tensor]) -> tuple[Slice, dict[str, Tensor]]:
+    """The rows that a block names, as a slice for one holder, and the features with the rows' new numbers."""
+    one = {name: column[None] for name, column in features.items()}
+    axes: dict[str, Axis | None] = {}
+    for sets in task.index_sets:
+        axes |= dict.fromkeys(sets.tables, sets.relabel(one))
+    return Slice.whole(1, task.shapes).replace(axes), {name: column[0] for name, column in one.items()}

@@ -51,8 +51,13 @@ def assert_rows_agree(part: Samples) -> None:
     for place, number in enumerate(part.label.tolist()):
         assert part.features["x"][place] == number
         assert part.features["pair"][place].tolist() == [number, -number]
-        own = sequences.values[sequences.offsets[place] : sequences.offsets[place + 1]]
-        assert own.tolist() == sequence(number)
+        assert listed(sequences)[place] == sequence(number)
+
+
+def listed(ragged: Ragged) -> list[list[int]]:
+    """The sequences as lists."""
+    pairs = zip(ragged.offsets[: len(ragged)].tolist(), ragged.lengths.tolist(), strict=True)
+    return [ragged.values[start : start + length].tolist() for start, length in pairs]
 
 
 def of_client(client: list[Any], name: Any, numbers: list[int]) -> list[int]:
@@ -112,23 +117,63 @@ def test_whole_clients_are_held_out(client: list[Any], test: float, seed: int) -
     assert not federation.test.sizes.any(), "samples of clients that do not train belong to nobody"
 
 
-@settings(deadline=None, max_examples=60)
-@given(rows, st.data())
-def test_ragged_against_lists(lists: list[list[int]], data: st.DataObject) -> None:
-    ragged = Ragged.from_lists(lists)
+@st.composite
+def windows(draw: st.DrawFn) -> tuple[Ragged, list[list[int]]]:
+    """Sequences that lie end to end, or windows that overlap, and the same as lists."""
+    if draw(st.booleans()):
+        lists = draw(rows)
+        return Ragged.from_lists(lists), lists
+    values = draw(st.lists(st.integers(0, 9), max_size=12))
+    bounds = st.tuples(st.integers(0, len(values)), st.integers(0, len(values)))
+    cuts = [sorted(pair) for pair in draw(st.lists(bounds, max_size=8))]
+    starts = torch.tensor([start for start, _ in cuts], dtype=torch.int32)
+    lengths = torch.tensor([end - start for start, end in cuts], dtype=torch.int32)
+    ragged = Ragged(torch.tensor(values, dtype=torch.int32), starts, lengths)
+    return ragged, [values[start:end] for start, end in cuts]
+
+
+@settings(deadline=None, max_examples=120)
+@given(windows(), st.data())
+def test_ragged_against_lists(both: tuple[Ragged, list[list[int]]], data: st.DataObject) -> None:
+    ragged, lists = both
     assert len(ragged) == len(lists)
     assert ragged.lengths.tolist() == [len(row) for row in lists]
     index = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=6)) if lists else []
     number = torch.tensor(index, dtype=torch.int64)
     taken = ragged.take(number)
-    assert [taken.values[a:b].tolist() for a, b in zip(taken.offsets, taken.offsets[1:], strict=False)] == [
-        lists[i] for i in index
-    ]
+    assert listed(taken) == [lists[i] for i in index]
+    assert taken.values.dtype == ragged.values.dtype
+    assert len(taken.values) <= min(len(ragged.values), sum(len(lists[i]) for i in index)), "the smaller of both"
     ids, lengths = ragged.padded(number)
     longest = max((len(lists[i]) for i in index), default=0)
     assert lengths.tolist() == [len(lists[i]) for i in index]
     assert ids.shape == (len(index), longest)
     assert ids.tolist() == [lists[i] + [PAD] * (longest - len(lists[i])) for i in index]
+
+
+@settings(deadline=None, max_examples=80)
+@given(windows(), st.data())
+def test_distinct_names_each_place_once_per_owner(both: tuple[Ragged, list[list[int]]], data: st.DataObject) -> None:
+    """Values that tell their place apart: what comes out is the union of the windows, owner by owner."""
+    ragged, lists = both
+    count = len(ragged.values)
+    places = Ragged(torch.arange(count), ragged.offsets[: len(ragged)], ragged.lengths)
+    index = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=6)) if lists else []
+    owner = sorted(data.draw(st.lists(st.integers(0, 2), min_size=len(index), max_size=len(index))))
+    found, whose = places.distinct(torch.tensor(index, dtype=torch.int64), torch.tensor(owner, dtype=torch.int64))
+    expected = {(o, place) for o, i in zip(owner, index, strict=True) for place in listed(places)[i]}
+    assert list(zip(whose.tolist(), found.tolist(), strict=True)) == sorted(expected)
+
+
+def test_windows_share_their_values() -> None:
+    """A history of the last three for each of many samples costs two numbers per sample."""
+    values = torch.arange(100, dtype=torch.int32)
+    ragged = Ragged(values, torch.arange(98, dtype=torch.int32), torch.full((98,), 3, dtype=torch.int32))
+    taken = ragged.take(torch.arange(97, -1, -1))
+    assert taken.values is values
+    assert taken.padded(torch.tensor([0, 97]))[0].tolist() == [[97, 98, 99], [0, 1, 2]]
+    few = ragged.take(torch.tensor([5, 90]))
+    assert few.values.tolist() == [5, 6, 7, 90, 91, 92], "a few do not hold on to all"
 
 
 def test_padded_takes_any_shape_of_numbers() -> None:
@@ -185,6 +230,10 @@ def test_numbers_take_the_default_precision_and_ids_stay_whole() -> None:
     assert federation.train.features["c"].shape == (2, 1)
 
 
+def window(starts: list[int], lengths: list[int]) -> Ragged:
+    return Ragged(torch.arange(4), torch.tensor(starts), torch.tensor(lengths))
+
+
 GOOD: dict[str, Any] = {"client": [0, 0, 1], "features": {"x": [1.0, 2.0, 3.0]}, "label": [0, 1, 0], "test": 0.0}
 
 
@@ -194,6 +243,10 @@ GOOD: dict[str, Any] = {"client": [0, 0, 1], "features": {"x": [1.0, 2.0, 3.0]},
         ({"features": {"x": [1.0, 2.0]}}, r"feature 'x' has 2 rows but client has 3"),
         ({"label": [0, 1]}, r"'label' has 2 rows but client has 3"),
         ({"features": {"h": Ragged.from_lists([[1]])}}, r"feature 'h' has 1 rows but client has 3"),
+        ({"features": {"h": window([0, 1, 3], [1, 2, 2])}}, r"'h' row 2 begins at 3 and has 2 values, .* 4 values"),
+        ({"features": {"h": window([0, -1, 3], [1, 2, 1])}}, r"'h' row 1 begins at -1"),
+        ({"features": {"h": window([0, 1, 3], [1, 2, -1])}}, r"'h' row 2 begins at 3 and has -1 values"),
+        ({"features": {"h": window([0, 1], [1, 2, 1])}}, r"'h' has 2 offsets for 3 lengths; give one for each"),
         ({"features": {"x": [1.0, float("nan"), 3.0]}}, r"feature 'x' row 1 is NaN or infinite"),
         ({"features": {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, float("inf")]]}}, r"feature 'x' row 2 is NaN or infinite"),
         ({"features": {"x": [1e300, 2.0, 3.0]}}, r"feature 'x' row 0 is NaN or infinite"),

@@ -14,14 +14,22 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 TABLES = {"user.weight", "item.weight"}
 
 
-def small_din(seed: int = 0) -> DIN:
+def small_din(seed: int = 0, categories: int = 0) -> DIN:
     """A DIN in double precision whose zero-initialised parameters are random too, so that each one matters."""
     torch.manual_seed(seed)
-    model = DIN(users=6, items=11, dim=3).double()
+    model = DIN(users=6, items=11, dim=3, categories=categories).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def with_categories(data: Batch, categories: int = 5, seed: int = 0) -> tuple[Tensor, ...]:
+    """The batch and categories of its items, which here need not be the same for the same item."""
+    generator = torch.Generator().manual_seed(seed)
+    _, item, history, length = data
+    target, clicked = (torch.randint(0, categories, ids.shape, generator=generator) for ids in (item, history))
+    return *data, target, clicked, length
 
 
 def batch(rows: int, longest: int, seed: int = 0, users: int = 6, items: int = 11) -> Batch:
@@ -39,12 +47,15 @@ def plain_dice(x: Tensor, alpha: Tensor) -> Tensor:
     return gate * x + (1 - gate) * alpha * x
 
 
-def plain_din(model: DIN, user: Tensor, item: Tensor, history: Tensor, length: Tensor) -> Tensor:
+def plain_din(model: DIN, user: Tensor, item: Tensor, history: Tensor, length: Tensor, *categories: Tensor) -> Tensor:
     """The paper's formula, sample by sample, on the four blocks [q, k, q-k, q*k] as they are written."""
     p = dict(model.named_parameters())
     inputs = []
-    for u, i, ids, n in zip(user, item, history, length, strict=True):
+    for row, (u, i, ids, n) in enumerate(zip(user, item, history, length, strict=True)):
         q, keys = p["item.weight"][i], p["item.weight"][ids[: int(n)]]
+        if categories:
+            q = torch.cat([q, p["category.weight"][categories[0][row]]])
+            keys = torch.cat([keys, p["category.weight"][categories[1][row, : int(n)]]], 1)
         attended = torch.zeros_like(q)
         if n:
             scores = []
@@ -87,6 +98,19 @@ def test_din_has_the_size_of_the_reference() -> None:
     assert not list(model.buffers())
 
 
+def test_din_with_categories_has_the_size_of_the_reference() -> None:
+    """An item's vector is 36 wide, the tower takes 9 times 18 numbers and the attention 4 times 36."""
+    model = DIN(50, 70, categories=20)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert shapes["category.weight"] == (20, 18)
+    assert shapes["attention.first.weight"] == (80, 144)
+    assert shapes["norm.weight"] == (162,)
+    assert shapes["tower.0.weight"] == (200, 162)
+    assert model.category is not None
+    assert model.category.weight.abs().max() <= math.sqrt(6 / 38), "it starts glorot-uniform like the others"
+    assert model.category.weight.std().item() == pytest.approx(math.sqrt(2 / 38), rel=0.25)
+
+
 def test_din_starts_glorot_uniform_with_zero_biases() -> None:
     torch.manual_seed(1)
     model = DIN(1870, 33136)
@@ -99,10 +123,12 @@ def test_din_starts_glorot_uniform_with_zero_biases() -> None:
             assert (parameter == (1.0 if name == "norm.weight" else 0.0)).all()
 
 
+@pytest.mark.parametrize("categories", [0, 5])
 @pytest.mark.parametrize("longest", [0, 1, 5])
-def test_din_equals_the_plain_formula(longest: int) -> None:
-    model, data = small_din(), batch(9, longest)
-    ours, plain = model(*data), plain_din(model, *data)
+def test_din_equals_the_plain_formula(longest: int, categories: int) -> None:
+    model = small_din(categories=categories)
+    data = with_categories(batch(9, longest)) if categories else batch(9, longest)
+    ours, plain = model(*data), plain_din(model, *data[:6])
     torch.testing.assert_close(ours, plain)
     target = torch.randn(9, 2, dtype=torch.float64)
     mine, theirs = gradients(model, (ours * target).sum()), gradients(model, (plain * target).sum())
@@ -155,6 +181,11 @@ def din_case(longest: int) -> tuple[list[nn.Module], list[tuple[Tensor, ...]]]:
     return [small_din(seed) for seed in range(3)], [batch(4, longest, seed) for seed in range(3)]
 
 
+def category_case() -> tuple[list[nn.Module], list[tuple[Tensor, ...]]]:
+    data = [with_categories(batch(4, 6, seed), seed=seed) for seed in range(3)]
+    return [small_din(seed, categories=5) for seed in range(3)], data
+
+
 def logistic_case() -> tuple[list[nn.Module], list[tuple[Tensor, ...]]]:
     models: list[nn.Module] = []
     for seed in range(3):
@@ -165,7 +196,9 @@ def logistic_case() -> tuple[list[nn.Module], list[tuple[Tensor, ...]]]:
 
 
 @pytest.mark.parametrize(
-    "case", [lambda: din_case(6), lambda: din_case(0), logistic_case], ids=["din", "din-no-history", "logistic"]
+    "case",
+    [lambda: din_case(6), lambda: din_case(0), category_case, logistic_case],
+    ids=["din", "din-no-history", "din-categories", "logistic"],
 )
 def test_stacked_clients_equal_a_loop_over_them(
     case: Callable[[], tuple[list[nn.Module], list[tuple[Tensor, ...]]]],

@@ -126,6 +126,6 @@ def test_an_interrupted_run_resumes(tmp_path: Path, whole: Callable[[str], list[
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     said = [line for line in err.splitlines() if "  round " not in line]
-    assert said == ["fedslice: interrupted; the same command with --resume continues a run."]
+    assert said == ["fedslice: interrupted; the same command with --resume goes on from there."]
     assert not (run / "finished.json").exists()
     assert finish(run, *words, "--resume") == whole("fedsubavg")

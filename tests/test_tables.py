@@ -19,16 +19,20 @@ ids = st.integers(0, ROWS - 1)
 
 @st.composite
 def populations(draw: st.DrawFn) -> tuple[Federation, list[dict[str, list[int]]], list[int]]:
-    """A federation with three kinds of features, its training samples as lists, and who owns each."""
+    """A federation with four kinds of features, its training samples as lists, and who owns each."""
     count = draw(st.integers(1, 20))
     client = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
+    stream = draw(st.lists(ids, min_size=4, max_size=12))
+    starts = draw(st.lists(st.integers(0, len(stream) - 3), min_size=count, max_size=count))
+    lengths = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
     samples = [
         {
             "one": [draw(ids)],
             "two": draw(st.lists(ids, min_size=2, max_size=2)),
             "many": draw(st.lists(ids, max_size=3)),
+            "window": stream[start : start + length],
         }
-        for _ in range(count)
+        for start, length in zip(starts, lengths, strict=True)
     ]
     test = draw(st.lists(st.booleans(), min_size=count, max_size=count))
     test[draw(st.integers(0, count - 1))] = False
@@ -38,6 +42,7 @@ def populations(draw: st.DrawFn) -> tuple[Federation, list[dict[str, list[int]]]
             "one": np.array([s["one"][0] for s in samples]),
             "two": np.array([s["two"] for s in samples]),
             "many": Ragged.from_lists([s["many"] for s in samples]),
+            "window": Ragged(torch.tensor(stream), torch.tensor(starts), torch.tensor(lengths)),
         },
         label=np.zeros(count),
         test=np.array(test),
@@ -51,11 +56,14 @@ def brute(population: tuple[Federation, list[dict[str, list[int]]], list[int]], 
     out = []
     for name in federation.ids.tolist():
         mine = [s for s, c in zip(samples, owner, strict=True) if c == name]
-        out.append({i for s in mine for f in features for i in s[f]} | ({PAD} if "many" in features else set()))
+        out.append(
+            {i for s in mine for f in features for i in s[f]} | ({PAD} if {"many", "window"} & {*features} else set())
+        )
     return out
 
 
 FEATURES = [("one",), ("two",), ("many",), ("one", "two"), ("two", "many"), ("many", "one", "two")]
+FEATURES += [("window",), ("one", "window"), ("window", "many")]
 
 
 @settings(deadline=None, max_examples=80)

@@ -1,4 +1,4 @@
-"""The command line: run, compare, inspect, list."""
+"""The command line: run, compare, inspect, reproduce, list."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from rich.console import Console
 
 from fedslice import __doc__ as about
 from fedslice import console, recipes, tasks
+from fedslice import reproduce as exhibits
 from fedslice.compare import Target, requests, table
 from fedslice.config import Plan, assignments, build_task, read_file, request, resolve
 from fedslice.errors import UserError
+from fedslice.measure.conditioning import conditioning
 from fedslice.measure.heat import describe
 from fedslice.recipe import PARTS
 from fedslice.runs.execute import default_directory, execute
@@ -37,6 +39,7 @@ EngineName = Annotated[str | None, typer.Option("--engine", help="auto, vectoriz
 Chunk = Annotated[int | None, typer.Option(help="Clients trained at once; by default as many as fit the caches.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Measure = Annotated[list[str] | None, typer.Option(help="What else to log at evaluations: gradient-norms.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")]
 CheckpointSeconds = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
 
@@ -57,13 +60,14 @@ def run(
     engine: EngineName = None,
     chunk: Chunk = None,
     device: Device = None,
+    measure: Measure = None,
     resume: Resume = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
     as_json: Json = False,
 ) -> None:
     """Train one task with one recipe."""
     said = _said(task, set_, recipe=recipe, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
-    said |= _given(eval_every=eval_every, engine=engine, chunk=chunk, device=device)
+    said |= _given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure)
     asked = request(said)
     plan = resolve(asked)
     place = Path(asked.out) if asked.out else default_directory(plan)
@@ -88,13 +92,14 @@ def compare(
     engine: EngineName = None,
     chunk: Chunk = None,
     device: Device = None,
+    measure: Measure = None,
     resume: Resume = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
     as_json: Json = False,
 ) -> None:
     """Train one task with several recipes and seeds, and show when each reaches a target."""
     said = _said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
-    said |= _given(eval_every=eval_every, engine=engine, chunk=chunk, device=device)
+    said |= _given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure)
     names = [name.strip() for name in recipe_names.split(",") if name.strip()]
     if not names:
         raise UserError("--recipes names no recipe; give for example fedavg,fedsubavg.")
@@ -114,10 +119,52 @@ def compare(
 
 
 @app.command()
-def inspect(task: TaskName, data: Data = None, set_: Settings = None, as_json: Json = False) -> None:
+def inspect(
+    task: TaskName,
+    data: Data = None,
+    set_: Settings = None,
+    conditioned: Annotated[
+        bool,
+        typer.Option(
+            "--conditioning", help="Condition numbers at the initial model; hundreds of passes over the data."
+        ),
+    ] = False,
+    ridge: Annotated[float, typer.Option(help="λ of λ/2·‖x‖² in every client's loss, for --conditioning.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the initial model.")] = None,
+    as_json: Json = False,
+) -> None:
     """Show a task's clients, samples, feature heat and slice sizes."""
-    document = describe(build_task(request(_said(task, set_, data=data))))
+    asked = request(_said(task, set_, data=data, seed=seed))
+    built = build_task(asked)
+    document = describe(built)
+    if conditioned:
+        document["conditioning"] = conditioning(built, built.initial(asked.seed), ridge=ridge)
+    elif ridge:
+        raise UserError(f"--ridge {ridge} belongs to --conditioning; add it, or leave the ridge out.")
     _show(document, as_json, console.inspect_tables)
+
+
+@app.command()
+def reproduce(
+    exhibit: Annotated[str, typer.Argument(metavar="EXHIBIT", help=f"One of {', '.join(exhibits.names())}.")],
+    data: Annotated[str | None, typer.Option(help="Folder with the data sets in their official layouts.")] = None,
+    out: Annotated[str, typer.Option(help="Directory for the runs; exhibits share it.")] = "reproduced",
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, …")] = 3,
+    scale: Annotated[float, typer.Option(help="Share of the rounds to run, for a quick look.")] = 1.0,
+    jobs: Annotated[int | None, typer.Option(help="Runs at once; by default one per core.")] = None,
+    only: Annotated[str | None, typer.Option(help="A task, or one setup of it by name.")] = None,
+    as_json: Json = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The tables as Markdown.")] = False,
+) -> None:
+    """Make a table or figure of a paper anew, and show its numbers beside those measured."""
+    place = Path(data) if data is not None else None
+    document = exhibits.reproduce(
+        exhibit, data=place, out=Path(out), seeds=seeds, scale=scale, jobs=jobs, only=only, console=_errors
+    )
+    if as_markdown and not as_json:
+        sys.stdout.write(exhibits.markdown(document))
+    else:
+        _show(document, as_json, exhibits.tables)
 
 
 @app.command(name="list")
@@ -212,5 +259,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
-        _say("fedslice: interrupted; the same command with --resume continues a run.")
+        how = "" if sys.argv[1:2] == ["reproduce"] else " with --resume"
+        _say(f"fedslice: interrupted; the same command{how} goes on from there.")
     sys.exit(code)

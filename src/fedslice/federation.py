@@ -1,7 +1,7 @@
 """A federation: all clients' samples in flat arrays, with offsets that say where each client begins.
 
 There is no object per client, so a million clients cost two arrays. Samples of variable length (histories,
-token sequences) are kept end to end and padded only inside a batch.
+token sequences) are kept end to end, or as windows on a longer sequence, and padded only inside a batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from fedslice.errors import UserError, unknown
 PAD = 0  # the id that fills a sequence up inside a batch; its row belongs to everyone
 
 
-@dataclass(frozen=True)
 class Ragged:
-    """Sequences of differing lengths: sample i is ``values[offsets[i]:offsets[i + 1]]``."""
+    """Sequences of differing lengths: sample i is the ``lengths[i]`` values that begin at ``offsets[i]``.
 
-    values: Tensor
-    offsets: Tensor
+    Without lengths the sequences lie end to end and ``offsets`` has one number more, the end of the last. With them
+    they are windows, which may overlap: a history of the last clicks before each of a client's samples then takes
+    two numbers per sample, however long it is.
+    """
+
+    def __init__(self, values: Tensor, offsets: Tensor, lengths: Tensor | None = None):
+        self.values = values
+        self.offsets = offsets
+        self.lengths: Tensor = offsets.diff() if lengths is None else lengths
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.lengths)
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
@@ -37,19 +43,30 @@ class Ragged:
         flat = [value for row in rows for value in row]
         return cls(torch.tensor(flat, dtype=torch.int64), _offsets(lengths))
 
-    @property
-    def lengths(self) -> Tensor:
-        """Length of every sequence."""
-        return self.offsets.diff()
-
     def take(self, index: Tensor) -> Ragged:
-        """The chosen sequences, in the given order."""
-        flat, _ = ranges(self.offsets, index)
-        return Ragged(self.values[flat], _offsets(self.lengths[index]))
+        """The chosen sequences, in the given order: as windows on the same values, unless a copy is no larger."""
+        starts, lengths = self.offsets[index], self.lengths[index]
+        if int(lengths.sum()) > len(self.values):
+            return Ragged(self.values, starts, lengths)
+        return Ragged(self.values[members(starts, lengths)[0]], _offsets(lengths))
+
+    def distinct(self, index: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of sequences ``index``, each place of the storage once per owner, and the owner of each value.
+
+        ``owner`` [len(index)] ascends. Windows are cut where an earlier one of the same owner reaches, so the cost
+        is that of the places they cover together and not of their lengths.
+        """
+        apart = owner * (len(self.values) + 1)  # the places of one owner lie beyond all those of the one before
+        starts, order = (self.offsets[index] + apart).sort()
+        ends = starts + self.lengths[index][order]
+        fresh = starts.clone()
+        torch.maximum(starts[1:], ends.cummax(0).values[:-1], out=fresh[1:])
+        flat, window = members(fresh - apart, (ends - fresh).clamp(min=0))  # sorting by start keeps owners in order
+        return self.values[flat], owner[window]
 
     def padded(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Sequences ``index`` [...] as ids [..., longest], filled up with ``PAD``, and their lengths [...]."""
-        start, length = self.offsets[index], self.lengths[index]
+        start, length = self.offsets[index], self.lengths[index].long()
         longest = int(length.max()) if length.numel() else 0
         place = torch.arange(longest, device=start.device)
         valid = place < length[..., None]
@@ -57,6 +74,10 @@ class Ragged:
         if not len(self.values):
             return flat, length
         return self.values[flat].masked_fill(~valid, PAD), length
+
+    def to(self, device: torch.device) -> Ragged:
+        """The same sequences on another device."""
+        return Ragged(self.values.to(device), self.offsets.to(device), self.lengths.to(device))
 
 
 Feature = Tensor | Ragged
@@ -95,12 +116,7 @@ class Samples:
 
     def to(self, device: torch.device) -> Samples:
         """The same samples on another device."""
-        moved: dict[str, Feature] = {
-            name: Ragged(column.values.to(device), column.offsets.to(device))
-            if isinstance(column, Ragged)
-            else column.to(device)
-            for name, column in self.features.items()
-        }
+        moved: dict[str, Feature] = {name: column.to(device) for name, column in self.features.items()}
         return Samples(moved, self.label.to(device), self.offsets.to(device))
 
 
@@ -169,11 +185,14 @@ class Federation:
 
 def ranges(offsets: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """The members of the ranges ``index``, end to end, and for each the place in ``index`` it belongs to."""
-    sizes = offsets[index + 1] - offsets[index]
-    owner = torch.repeat_interleave(torch.arange(len(index), device=sizes.device), sizes)
-    first = sizes.cumsum(0) - sizes
-    flat = torch.arange(len(owner), device=sizes.device) - first[owner] + offsets[index][owner]
-    return flat, owner
+    return members(offsets[index], offsets[index + 1] - offsets[index])
+
+
+def members(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """What lies in ranges of these starts and sizes, end to end, and for each the number of its range."""
+    owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+    shift = starts - (sizes.cumsum(0) - sizes)
+    return torch.arange(len(owner), device=sizes.device) + shift[owner], owner
 
 
 def _offsets(sizes: Tensor) -> Tensor:
@@ -214,6 +233,8 @@ def _checked(features: Mapping[str, Any], label: Any, count: int) -> Samples:
             raise UserError(f"feature {name!r} is a single number; give one row per sample ({count}).")
         if len(array) != count:
             raise UserError(f"feature {name!r} has {len(array)} rows but client has {count}; give one per sample.")
+        if isinstance(array, Ragged):
+            _check_windows(name, array)
         flat = array.values if isinstance(array, Ragged) else array
         if flat.is_floating_point() and not bool(torch.isfinite(flat).all()):
             row = int((~torch.isfinite(flat)).reshape(len(flat), -1).any(1).nonzero()[0])
@@ -223,6 +244,20 @@ def _checked(features: Mapping[str, Any], label: Any, count: int) -> Samples:
     if isinstance(target, Ragged):
         raise UserError("label is Ragged; give one label per sample.")
     return Samples(columns, target, torch.tensor([0, count]))
+
+
+def _check_windows(name: str, ragged: Ragged) -> None:
+    """Sequences lie inside their values."""
+    starts, lengths = ragged.offsets[: len(ragged)], ragged.lengths
+    if len(starts) < len(lengths):
+        raise UserError(f"feature {name!r} has {len(starts)} offsets for {len(lengths)} lengths; give one for each.")
+    wrong = ((starts < 0) | (lengths < 0) | (starts + lengths > len(ragged.values))).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserError(
+            f"feature {name!r} row {row} begins at {int(starts[row])} and has {int(lengths[row])} values, expected one "
+            f"inside the {len(ragged.values)} values there are; correct its offsets or lengths."
+        )
 
 
 def _tensor(name: str, column: Any) -> Tensor:

@@ -1,7 +1,8 @@
 """Deep Interest Network (Zhou et al., KDD 2018), the click model of FedSubAvg (NeurIPS 2022, 5.1).
 
-The shape is that of FedSubAvg's public code: user and item ids only, no categories, 44,023 parameters beside
-the two tables. Kernels and tables start glorot-uniform and biases at zero, as they do there.
+The shape is that of FedSubAvg's public code. For Amazon it knows user and item ids only, 44,023 parameters beside
+the two tables; for Alibaba's data an item's vector is that of its id and that of its category side by side. Kernels
+and tables start glorot-uniform and biases at zero, as they do there.
 """
 
 import torch
@@ -11,36 +12,54 @@ from torch import Tensor, nn
 class DIN(nn.Module):
     """Logits of no click and click from a user, a target item and the items that the user clicked before.
 
-    `users` and `items` are table rows and include the padding row 0, which is learned like any other. The
-    logits are raw: the softmax belongs to the loss.
+    `users`, `items` and `categories` are table rows and include the padding row 0, which is learned like any other;
+    without categories there is no such table. The logits are raw: the softmax belongs to the loss.
     """
 
-    def __init__(self, users: int, items: int, dim: int = 18) -> None:
+    def __init__(self, users: int, items: int, dim: int = 18, categories: int = 0) -> None:
         super().__init__()
         self.user = nn.Embedding(users, dim)
         self.item = nn.Embedding(items, dim)
-        self.attention = _Attention(dim)
-        self.norm = _FrozenNorm(5 * dim)
-        self.tower = nn.Sequential(nn.Linear(5 * dim, 200), _Dice(200), nn.Linear(200, 80), _Dice(80), nn.Linear(80, 2))
+        self.category = nn.Embedding(categories, dim) if categories else None
+        wide = 2 * dim if categories else dim
+        inputs = dim + 4 * wide
+        self.attention = _Attention(wide)
+        self.norm = _FrozenNorm(inputs)
+        self.tower = nn.Sequential(nn.Linear(inputs, 200), _Dice(200), nn.Linear(200, 80), _Dice(80), nn.Linear(80, 2))
         for module in self.modules():
             if isinstance(module, nn.Embedding | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def forward(self, user: Tensor, item: Tensor, history: Tensor, history_length: Tensor) -> Tensor:
+    def forward(
+        self,
+        user: Tensor,
+        item: Tensor,
+        history: Tensor,
+        history_length: Tensor,
+        category: Tensor | None = None,
+        category_history: Tensor | None = None,
+        category_history_length: Tensor | None = None,  # noqa: ARG002 (it comes with the feature, and equals the other)
+    ) -> Tensor:
         """Logits [B, 2] for users [B], items [B] and histories [B, L] with their lengths [B].
 
-        What lies beyond a length is padding. L may be 0, and so may any length: no history adds nothing.
+        What lies beyond a length is padding. L may be 0, and so may any length: no history adds nothing. Categories
+        are those of the items at the same places.
         """
         here = torch.arange(history.shape[-1], device=history.device) < history_length.unsqueeze(-1)
-        target = self.item(item)
-        clicked = self.item(history) * here.unsqueeze(-1)
+        target = self._vector(item, category)
+        clicked = self._vector(history, category_history) * here.unsqueeze(-1)
         total = clicked.sum(-2)
         attended = self.attention(target, clicked, here)
         features = torch.cat([self.user(user), target, total, target * total, attended], dim=-1)
         logits: Tensor = self.tower(self.norm(features))
         return logits
+
+    def _vector(self, item: Tensor, category: Tensor | None) -> Tensor:
+        """An item's vector: its own, and beside it that of its category."""
+        own: Tensor = self.item(item)
+        return own if self.category is None else torch.cat([own, self.category(category)], dim=-1)
 
 
 class _Attention(nn.Module):

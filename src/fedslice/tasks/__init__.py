@@ -1,13 +1,17 @@
 """The tasks that come with the library, by name."""
 
 from fedslice.errors import unknown
-from fedslice.tasks import amazon, hotcold, movielens
+from fedslice.tasks import amazon, example1, hotcold, movielens, renttherunway, sent140, taobao
 from fedslice.tasks.entry import Entry
 
 TASKS: dict[str, Entry] = {
     "hotcold": hotcold.ENTRY,
+    "example1": example1.ENTRY,
     "movielens": movielens.ENTRY,
     "amazon": amazon.ENTRY,
+    "sent140": sent140.ENTRY,
+    "renttherunway": renttherunway.ENTRY,
+    "taobao": taobao.ENTRY,
 }
 
 

@@ -1,0 +1,7 @@
+"""The papers' tables and figures, made anew: settings as data, runs in parallel, and a verdict for every number."""
+
+from fedslice.reproduce.exhibits import names
+from fedslice.reproduce.make import reproduce
+from fedslice.reproduce.show import markdown, tables
+
+__all__ = ["markdown", "names", "reproduce", "tables"]

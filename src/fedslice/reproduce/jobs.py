@@ -1,0 +1,125 @@
+"""From a cell of an exhibit to runs: what is asked for, by which command, and in what order."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedslice import tasks
+from fedslice.config import Request, request
+from fedslice.reproduce.exhibits import Cell, Setup
+
+LEAST_ROUNDS = 10  # of a scaled run
+
+
+@dataclass(frozen=True)
+class Order:
+    """How an exhibit is to be made."""
+
+    data: Path | None
+    out: Path
+    seeds: int
+    scale: float
+    jobs: int
+    console: Console
+
+    def request(self, setup: Setup, settings: dict[str, Any], **fields: Any) -> Request:
+        """A request for a setup's task; its data are named only if it reads any."""
+        data = {"data": str(self.data)} if setup.data and self.data is not None else {}
+        return request({"task": setup.task, "set": settings, **data, **fields})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. Two cells that ask for the same run have equal keys."""
+
+    request: Request
+    metric: str
+
+    @cached_property
+    def key(self) -> str:
+        """Everything that was asked for."""
+        return json.dumps(self.request.model_dump(), sort_keys=True)
+
+    @cached_property
+    def group(self) -> str:
+        """Runs of a group work on one task, which is loaded once."""
+        entry = tasks.TASKS.get(self.request.task)
+        own = entry.options.model_fields if entry else {}
+        return json.dumps([self.request.task, {k: v for k, v in sorted(self.request.set.items()) if k in own}])
+
+    @property
+    def title(self) -> str:
+        """How progress calls it."""
+        return f"{self.request.recipe} on {self.request.task}, seed {self.request.seed}"
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it takes."""
+        return self.request.rounds or 0
+
+    @property
+    def work(self) -> int:
+        """How much it trains: samples of a client's step, summed over the run."""
+        settings = self.request.set
+        return self.rounds * int(settings.get("cohort") or 1) * int(settings.get("batch_size") or 1)
+
+
+def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
+    """The run of a cell with one seed."""
+    training = setup.trained
+    rounds = scaled(training.rounds, order.scale)
+    asked = order.request(
+        setup,
+        setup.settings(cell, order.scale),
+        recipe=cell.recipe,
+        rounds=rounds,
+        eval_every=min(training.eval_every, rounds),
+        seed=seed,
+    )
+    return Job(asked, training.metric)
+
+
+def scaled(rounds: int, scale: float) -> int:
+    """Rounds of a scaled run: the share asked for, and no fewer than make a curve."""
+    return rounds if scale == 1 else max(LEAST_ROUNDS, round(rounds * scale))
+
+
+def command(asked: Request, out: str | None) -> str:
+    """The command that makes this run alone."""
+    words = ["run", asked.task, "--recipe", asked.recipe, "--rounds", asked.rounds]
+    words += ["--eval-every", asked.eval_every, "--seed", asked.seed]
+    words += ["--out", out] if out is not None else []
+    return _typed(words, asked)
+
+
+def inspect_command(asked: Request) -> str:
+    """The command that shows this task's statistics."""
+    return _typed(["inspect", asked.task], asked)
+
+
+def _typed(words: list[Any], asked: Request) -> str:
+    words += ["--data", asked.data] if asked.data is not None else []
+    words += ["--set", *(f"{key}={_word(value)}" for key, value in asked.set.items())] if asked.set else []
+    return shlex.join(map(str, ["fedslice", *words]))
+
+
+def by_group(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    """Jobs by the task they load, in each group the longest first."""
+    groups: dict[str, list[Job]] = {}
+    for one in sorted(jobs, key=lambda job: -job.work):
+        groups.setdefault(one.group, []).append(one)
+    return groups
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

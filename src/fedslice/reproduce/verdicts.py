@@ -1,0 +1,127 @@
+"""What a measurement says about a paper's number: the rules, all of them, and nothing else.
+
+Several seeds speak through the one in the middle; of two in the middle, the worse. Where a target was not reached
+(``None``) the rounds are infinite.
+
+========================================= ============================ ============================ ==============
+claim                                     holds                        weaker                       does not hold
+========================================= ============================ ============================ ==============
+the target is reached in p rounds         within a factor of 1.25 of p within a factor of 2         otherwise
+the target is not reached in p rounds     not in p                     in 1/1.25 of p or more       sooner
+the best score is s                       within 0.02 of s             within 0.05                  otherwise
+a needs fewer rounds than b, by f         in every seed, by f/2        in every seed, by less       otherwise
+a needs as many rounds as b               within a factor of 1.25      within a factor of 2         otherwise
+a's best score is above b's, by g         in every seed, by g/2        in every seed, by less       otherwise
+a's best score is b's                     within 0.02                  within 0.05                  otherwise
+a data set has v clients, samples, …      as printed in the paper      within 5 %                   otherwise
+========================================= ============================ ============================ ==============
+
+The paper's own method may be better than printed: to reach a target sooner, or to score higher, holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median_high, median_low
+from typing import Any
+
+HOLDS, WEAKER, FAILS, INCOMPARABLE = "holds", "weaker", "does not hold", "not comparable"
+NEAR, FAR = 1.25, 2.0  # factors between numbers of rounds
+NEAR_SCORE, FAR_SCORE = 0.02, 0.05
+FAR_STATISTIC = 0.05  # of the paper's value
+_PRINTED = {"samples_per_client": 1.0, "sparsity": 0.5e-4}  # how far off a number may be and still print the same
+
+Hits = Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A word, why it is not a better one, and for an ordering the factor or gap that was measured, or a bound below."""
+
+    verdict: str
+    why: str = ""
+    measured: float | None = None
+    at_least: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"verdict": self.verdict, "why": self.why}
+
+
+def middle(hits: Hits) -> float:
+    """The rounds of the seed in the middle."""
+    return median_high([math.inf if hit is None else float(hit) for hit in hits])
+
+
+def reached(paper: int, hits: Hits, own: bool) -> Verdict:
+    """The target is reached in so many rounds."""
+    factor = middle(hits) / paper
+    return _graded(factor if own else max(factor, 1 / factor), NEAR, FAR, f"{factor:.2f} times the paper's rounds")
+
+
+def not_reached(paper: int, hits: Hits) -> Verdict:
+    """The target is not reached in so many rounds."""
+    found = middle(hits)
+    if found > paper:
+        return Verdict(HOLDS)
+    return Verdict(WEAKER if found * NEAR >= paper else FAILS, f"reached in {found:.0f} rounds")
+
+
+def scored(paper: float, best: Sequence[float], own: bool) -> Verdict:
+    """The best score is so high."""
+    missing = paper - median_low(best)
+    return _graded(missing if own else abs(missing), NEAR_SCORE, FAR_SCORE, f"{-missing:+.3f} to the paper's score")
+
+
+def sooner(paper: float, first: Hits, second: Hits, rounds: int) -> Verdict:
+    """The first needs fewer rounds than the second, by a factor; who is not there after all rounds counts as there."""
+    factor = min(middle(second), rounds) / min(middle(first), rounds)
+    late = [a is None or (b is not None and a >= b) for a, b in zip(first, second, strict=True)]
+    endless = middle(second) > rounds
+    words = f"{'at least ' if endless else ''}a factor of {factor:.2f} in {rounds:,} rounds, the paper has {paper:.2f}"
+    return replace(_ordered(late, factor >= paper / 2, words, factor), at_least=endless)
+
+
+def alike(first: Hits, second: Hits) -> Verdict:
+    """Both need about as many rounds."""
+    ends = middle(first), middle(second)
+    if math.inf in ends:
+        return Verdict(FAILS, "the target is not always reached")
+    factor = max(ends) / min(ends)
+    return _graded(factor, NEAR, FAR, f"they differ by a factor of {factor:.2f}", ends[1] / ends[0])
+
+
+def higher(paper: float, first: Sequence[float], second: Sequence[float]) -> Verdict:
+    """The first has the higher best score, by a gap."""
+    gap = median_low(first) - median_low(second)
+    low = [a <= b for a, b in zip(first, second, strict=True)]
+    return _ordered(low, gap >= paper / 2, f"a gap of {gap:.3f}, the paper has {paper:.3f}", gap)
+
+
+def level(first: Sequence[float], second: Sequence[float]) -> Verdict:
+    """Both have about the same best score."""
+    gap = median_low(first) - median_low(second)
+    return _graded(abs(gap), NEAR_SCORE, FAR_SCORE, f"they differ by {gap:+.3f}", gap)
+
+
+def counted(name: str, paper: float, found: float) -> Verdict:
+    """A data set has this statistic."""
+    off = abs(found - paper)
+    if off == 0 or off < _PRINTED.get(name, 0.0):
+        return Verdict(HOLDS)
+    return _graded(off / paper, 0.0, FAR_STATISTIC, f"{(found - paper) / paper:+.1%} to the paper's")
+
+
+def _graded(off: float, near: float, far: float, why: str, measured: float | None = None) -> Verdict:
+    if off <= near:
+        return Verdict(HOLDS, measured=measured)
+    why = "the target is not reached" if math.isinf(off) else why
+    return Verdict(WEAKER if off <= far else FAILS, why, measured)
+
+
+def _ordered(wrong: Sequence[bool], enough: bool, why: str, measured: float) -> Verdict:
+    if any(wrong):
+        return Verdict(FAILS, f"not in {sum(wrong)} of {len(wrong)} seeds", measured)
+    return Verdict(HOLDS if enough else WEAKER, "" if enough else why, measured)

@@ -1,0 +1,195 @@
+"""Runs in parallel processes. A worker that dies takes one run with it; the others go on.
+
+Each lane is a pool of one process, so that a lane can stay with one task and load it once. A pipe joins it to this
+process: reports come up through it, and when it closes, because this process is interrupted or has died, the worker
+ends at once. It may: a run directory survives any instant.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedslice.config import Request, resolve
+from fedslice.errors import UserError
+from fedslice.reproduce.jobs import Job, by_group
+from fedslice.reproduce.progress import Progress
+from fedslice.runs.execute import default_directory, execute
+
+_CONTEXT = multiprocessing.get_context("spawn")
+_LOOK_SECONDS = 0.2  # between looks at the lanes
+_REPORT_SECONDS = 0.5  # between a worker's reports of rounds
+_line: Connection | None = None  # a worker's end of its pipe
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run: its metrics and where they lie, or the sentence that says why there are none."""
+
+    directory: str | None = None
+    source: str | None = None
+    metrics: tuple[dict[str, Any], ...] = ()
+    error: str | None = None
+
+
+def run_all(jobs: Iterable[Job], out: Path, lanes: int, progress: Progress) -> dict[str, Outcome]:
+    """Every run's outcome by its key."""
+    waiting = by_group({job.key: job for job in jobs}.values())
+    outcomes: dict[str, Outcome] = {}
+    crew = [_Lane(max(1, (os.cpu_count() or 1) // lanes)) for _ in range(min(lanes, sum(map(len, waiting.values()))))]
+    try:
+        while len(outcomes) < progress.total:
+            for lane in crew:
+                if lane.future is None and (job := _next(waiting, lane, crew)) is not None:
+                    progress.begin(job)
+                    lane.start(job, out)
+            wait([lane.future for lane in crew if lane.future], timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            for lane in crew:
+                over = lane.over  # asked before the reports are read: then none of this job's is left for the next
+                for done, row in lane.reports():
+                    progress.report(lane.job, done, row)
+                if over:
+                    outcomes[lane.job.key] = lane.outcome()
+                    progress.end(lane.job, outcomes[lane.job.key].error)
+    finally:
+        for lane in crew:
+            lane.hang_up()  # all of them, before the first is waited for
+        for lane in crew:
+            lane.close()
+    return outcomes
+
+
+def _next(waiting: dict[str, list[Job]], lane: _Lane, crew: Iterable[_Lane]) -> Job | None:
+    """The lane's own task first, then one that no other lane works on, then the one with most work left."""
+    if not waiting:
+        return None
+    busy = {other.group for other in crew if other is not lane and other.future is not None}
+    group = max(waiting, key=lambda name: (name == lane.group, name not in busy, sum(j.work for j in waiting[name])))
+    job = waiting[group].pop(0)
+    if not waiting[group]:
+        del waiting[group]
+    return job
+
+
+class _Lane:
+    """One process at a time, and the job it works on."""
+
+    def __init__(self, threads: int):
+        self._threads = threads
+        self.group: str | None = None
+        self.future: Future[Outcome] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        self._pipe, self._theirs = _CONTEXT.Pipe()
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=_CONTEXT, initializer=_begin, initargs=(self._theirs, self._threads)
+        )
+
+    def start(self, job: Job, out: Path) -> None:
+        """Give it something to do."""
+        self.job, self.group = job, job.group
+        with _deaf():
+            self.future = self._pool.submit(_work, job.request, out)
+
+    def reports(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Rounds done, and rows of metrics, since the last look."""
+        while self._pipe.poll():
+            yield self._pipe.recv()
+
+    @property
+    def over(self) -> bool:
+        """Has the job ended?"""
+        return self.future is not None and self.future.done()
+
+    def outcome(self) -> Outcome:
+        """How the job ended; the lane is then free."""
+        if self.future is None:
+            raise RuntimeError("this lane has no job")
+        error = self.future.exception()
+        done = self.future.result() if error is None else Outcome(error=_sentence(error))
+        self.future = None
+        if isinstance(error, BrokenProcessPool):
+            self.close()
+            self._open()
+        return done
+
+    def hang_up(self) -> None:
+        """Let the process end, whatever it does."""
+        self._pipe.close()
+
+    def close(self) -> None:
+        """The same, and wait for it."""
+        self.hang_up()
+        self._pool.shutdown(cancel_futures=True)
+        self._theirs.close()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started meanwhile never hears Ctrl-C: it is for this one to say when it ends."""
+    if threading.current_thread() is not threading.main_thread():  # where signals cannot be set, nor arrive
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, BrokenProcessPool):
+        return "its process was ended from outside, perhaps for want of memory; run fewer at once with --jobs."
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _begin(line: Connection, threads: int) -> None:
+    """Set up a worker: its share of the cores, and an end with the process that started it."""
+    global _line  # noqa: PLW0603
+    _line = line
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(line,), daemon=True).start()
+
+
+def _end_with(line: Connection) -> None:
+    try:
+        line.recv()  # nothing is ever sent down
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _work(asked: Request, out: Path) -> Outcome:
+    """One run from beginning, or from its checkpoint, to end."""
+    plan = resolve(asked)
+    place = out / default_directory(plan).name
+    told = 0.0
+
+    def on_round(done: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _REPORT_SECONDS:
+            told = time.monotonic()
+            _tell(done, None)
+
+    document = execute(plan, place, resume=True, on_round=on_round, on_row=lambda row: _tell(row["round"], row))
+    return Outcome(str(place), plan.task.source, tuple(document["metrics"]))
+
+
+def _tell(done: int, row: dict[str, Any] | None) -> None:
+    if _line is not None:
+        _line.send((done, row))

@@ -119,7 +119,7 @@ def test_the_settings_are_the_papers(tmp_path: Path) -> None:
             assert adam["tau"] == 0.001
             asked = job(setup, line.cells[0], 0, order(tmp_path)).request
             bound = [cell.bound for cell in line.cells if cell.bound]
-            own = {"renttherunway": 200, "sent140-generated": 200}  # stand-ins with a rate of their own
+            own = {"renttherunway": 120, "sent140-generated": 200}  # stand-ins with a rate of their own
             assert not bound or asked.rounds == own.get(name, bound[0])
 
 

@@ -12,7 +12,7 @@ from fedslice.reproduce.verdicts import FAILS, HOLDS, Verdict
 
 Document = dict[str, Any]
 ROUNDS = 50
-EXACT = 1e-6  # of the starting point: what single precision leaves of an equality
+EXACT = 1e-12  # of the starting point: what double precision leaves of an equality
 
 
 def rows(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order) -> list[Document]:

@@ -96,7 +96,10 @@ def test_table_3_has_the_papers_numbers() -> None:
 
 
 def test_the_statistics_are_the_papers() -> None:
-    assert {name: tuple(line.values.values()) for name, line in lines("S0/table1").items()} == TABLE_1
+    written: dict[str, tuple[float, ...]] = {}
+    for line in load("S0/table1")[0].row:
+        written[line.paper] = (*written.get(line.paper, ()), *line.values.values())
+    assert written == TABLE_1
     for line in load("S1/table1")[0].row:
         assert line.values["sparsity"] == SPARSITY[line.paper]
         assert tuple(line.values.values())[:-1] in ((), TABLE_1[line.paper][:-1])
@@ -119,7 +122,7 @@ def test_the_settings_are_the_papers(tmp_path: Path) -> None:
             assert adam["tau"] == 0.001
             asked = job(setup, line.cells[0], 0, order(tmp_path)).request
             bound = [cell.bound for cell in line.cells if cell.bound]
-            own = {"renttherunway": 120, "sent140-generated": 200}  # stand-ins with a rate of their own
+            own = {"renttherunway": 105, "sent140-generated": 150}  # stand-ins with a rate of their own
             assert not bound or asked.rounds == own.get(name, bound[0])
 
 

@@ -162,7 +162,7 @@ def test_tables_and_markdown_show_the_same(document: dict[str, Any]) -> None:
         assert words in text.getvalue()
         assert words in page
     widths = [line.count("|") for line in page.splitlines() if line.startswith("|")]
-    assert set(widths) == {5, 6}
+    assert set(widths) == {3, 5, 6}, "not run, orderings, cells"
     assert page.startswith("# x/small: small\n")
 
 

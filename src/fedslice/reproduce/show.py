@@ -79,6 +79,10 @@ def _title(row: Document) -> str:
 def _rounds(row: Document) -> Iterator[Sheet]:
     """The cells' own numbers, then what the paper claims about their order."""
     cells = row["cells"]
+    errors = {run["error"] for cell in cells for run in cell["runs"]}
+    if len(errors) == 1 and None not in errors:  # one reason for all of them is said once
+        yield _not_run(row, errors.pop())
+        return
     title = f"{_title(row)}: rounds to {row['target']}, at most {row['rounds']:,}"
     yield Sheet(title, ["recipe", "paper", "by seed", "mean", "verdict"], [_hits(cell) for cell in cells])
     if any(cell["paper"]["best"] is not None for cell in cells):
@@ -134,6 +138,9 @@ def _mean_curve(runs: Sequence[Document]) -> dict[int, float]:
 
 
 def _statistics(row: Document) -> Iterator[Sheet]:
+    if row["error"] is not None:
+        yield _not_run(row, row["error"])
+        return
     rows = [[found["value"].replace("_", " "), *_numbers(found), _verdict(found)] for found in row["values"]]
     yield Sheet(_title(row), ["", "paper", "measured", "verdict"], rows)
 
@@ -147,11 +154,15 @@ def _numbers(found: Document) -> list[str]:
 
 def _histogram(row: Document) -> Iterator[Sheet]:
     if row["error"] is not None:
-        yield Sheet(_title(row), ["", "why"], [["not run", row["error"]]])
+        yield _not_run(row, row["error"])
     for table in row.get("histogram", []):
         title = f"{_title(row)}: rows of {', '.join(table['tables'])} by heat"
         rows = [[_range(one["from"], one["to"]), f"{one['rows']:,}"] for one in table["bins"]]
         yield Sheet(title, ["clients", "rows"], rows, prose=False)
+
+
+def _not_run(row: Document, error: str) -> Sheet:
+    return Sheet(_title(row), ["", "why"], [["not run", error]])
 
 
 def _range(first: int, last: int) -> str:

@@ -185,7 +185,7 @@ def test_a_bad_line_of_one_user_or_of_the_test_part_is_named(tmp_path: Path) -> 
 def test_an_empty_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "amazon_train.tsv"
     file.write_bytes(content)
-    assert f"{file} is empty, expected lines of 4 columns" in sentence(tmp_path)
+    assert f"{file} is empty, expected lines of text" in sentence(tmp_path)
     file.unlink()
     (tmp_path / "users").mkdir()
     (tmp_path / "users" / "user_3").write_bytes(content)

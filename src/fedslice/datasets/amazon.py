@@ -6,9 +6,7 @@ of `0` alone is an empty one, and here it stays the sequence [0] as in the autho
 without a history attends to the padding item.
 """
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedslice.datasets import lines
+from fedslice.datasets import lines, packed
 from fedslice.errors import UserError
 
 USERS = 1870
@@ -103,25 +101,8 @@ def _per_user(folder: Path) -> list[Path]:
     return []
 
 
-def _load(file: Path) -> bytes:
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            raw = stream.read(lines.MAX_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(
-            f"{file} cannot be read as a gzip archive ({error}), expected the whole archive; fetch it again."
-        ) from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions.") from error
-    if len(raw) > lines.MAX_BYTES:
-        raise UserError(f"{file} has more than {lines.MAX_BYTES:,} bytes, expected far less; fetch the official file.")
-    if not raw.strip():
-        raise UserError(f"{file} is empty, expected lines of {_ROW}; fetch the file again.")
-    return raw.rstrip(b"\r\n")
-
-
 def _read_rows(files: Sequence[Path]) -> Rows:
-    texts = [_load(file) for file in files]
+    texts = [packed.load(file)[1].rstrip(b"\r\n") for file in files]
     rows = _rows_fast(b"\n".join(texts))
     if rows is None:  # something is wrong: find the first bad line
         rows = _rows_slow(zip(files, texts, strict=True))

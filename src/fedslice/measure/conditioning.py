@@ -25,7 +25,7 @@ from fedslice.measure.heat import corrections
 from fedslice.slice import Values
 from fedslice.task import Task, evaluating
 
-DENSE = 2_000  # coordinates up to which all eigenvalues are computed
+DENSE = 1_000  # coordinates up to which all eigenvalues are computed
 MOST = 200_000  # coordinates beyond which a measurement is refused
 _PRODUCTS = 1_000  # with which LOBPCG looks for the smallest eigenvalue, at most
 _LANCZOS_BASIS = 20  # vectors that Lanczos keeps

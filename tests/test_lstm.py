@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from fedslice.engines.scope import threads
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation, Ragged
@@ -278,11 +279,23 @@ def test_vmap_is_a_loop_whatever_is_mapped(kinds: tuple[bool, ...]) -> None:
 
 @pytest.mark.parametrize("together", [1, 2, 3])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_groups_of_similar_length_change_nothing(together: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_change_nothing(together: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, layer, names = clients(5, layers)
     monkeypatch.setattr(recurrence, "_TOGETHER", together * 8 * 4 * 4 * 4)  # bytes of a client's recurrent weights
     mapped, looped = mapped_and_looped(inputs, [True] * len(inputs), layer, names)
     torch.testing.assert_close(mapped, looped, **TIGHT)
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups on threads of their own, to the bit; and this thread's number of threads stays."""
+    inputs, layer, names = clients(7, 2)
+    monkeypatch.setattr(recurrence, "_TOGETHER", 2 * 8 * 4 * 4 * 4)
+    results = []
+    for count in (1, 3):
+        with threads(count):
+            results.append(mapped_and_looped(inputs, [True] * len(inputs), layer, names)[0])
+            assert torch.get_num_threads() == count
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_the_mapped_axis_may_stand_anywhere_and_maps_may_nest() -> None:

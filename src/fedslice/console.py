@@ -228,17 +228,27 @@ def _facts(found: Document) -> list[Table]:
 def list_tables(found: Document) -> Shown:
     """Recipes by their parts; parts by their settings; tasks by what they need."""
     titles = {
-        "recipes": "recipes and their parts",
+        "recipes": "recipes: the parts of the first, and how each other one differs from it",
         "parts": "parts (--set combine=heat) and their settings (--set lr=0.1)",
         "tasks": "tasks and their settings (--set items=500)",
     }
     parts: Shown = []
-    for key, rows in found.items():
+    for key, rows in (found | {"recipes": _differences(found["recipes"])}).items():
         table = _table(list(rows[0]), prose=True)
         for row in rows:
             table.add_row(*(text if isinstance(text, str) else ", ".join(text) for text in row.values()))
         parts += [Text(titles[key]), table]
     return parts
+
+
+def _differences(recipes: Sequence[Document]) -> list[Document]:
+    """Each recipe as one would build it from the first: the parts to replace, as ``--set`` takes them."""
+    first, *others = ({k: v for k, v in row.items() if k != "recipe"} for row in recipes)
+    own = [first, *({k: v for k, v in parts.items() if v != first[k]} for parts in others)]
+    return [
+        {"recipe": row["recipe"], "parts": " ".join(f"{k}={v}" for k, v in parts.items())}
+        for row, parts in zip(recipes, own, strict=True)
+    ]
 
 
 def _heading(name: str) -> str:

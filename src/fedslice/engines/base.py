@@ -49,6 +49,10 @@ def descend(forward: Forward, task: Task, local: SGD, work: Work) -> Trained:
         history.append(losses.detach())
         with torch.no_grad():
             direction = local.direction(dict(zip(names, gradient, strict=True)), parameters, work.start, work.aside)
+            if s and not uneven:  # in place: from the second step on the values are nobody else's
+                for name, value in parameters.items():
+                    value.add_(direction[name], alpha=-rate)
+                continue
             after = [value.add(direction[name], alpha=-rate) for name, value in parameters.items()]
             if uneven:
                 after = [

@@ -35,6 +35,7 @@ _FLOPS_PER_SECOND = 2e10
 _GROUPED_SLOWDOWN = 0.1
 _PARALLEL_FLOPS = 2e7  # a step with less matrix work than this runs faster, and far steadier, on one thread
 _CHUNK_BYTES = 64 << 20  # what a chunk's values and activations may take: more falls out of the caches
+_MEMORY_BYTES = 1 << 30  # the same for a model whose main layer divides a chunk by itself (fedslice.nn.LSTM)
 
 
 class Choice(NamedTuple):
@@ -56,7 +57,9 @@ def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, coh
         raise unknown("engine", name, [*ENGINES, "auto"])
     one = _first_step(work.client(0))
     cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
-    size = chunk or _even(cohort, max(1, int(_CHUNK_BYTES // cost.bytes)))
+    shares_out = any(getattr(layer, "keeps_to_the_cache", False) for layer in task.module.modules())
+    room = _MEMORY_BYTES if shares_out else _CHUNK_BYTES
+    size = chunk or _even(cohort, max(1, int(room // cost.bytes)))
     kind, reason, forced = _kind(name, cost, task, local, work)
     together = cost.flops * (1 if kind is Sequential else size)
     threads = 1 if together < _PARALLEL_FLOPS else torch.get_num_threads()

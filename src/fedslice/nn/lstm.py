@@ -16,6 +16,8 @@ class LSTM(nn.Module):
     gradient can be taken once; a second derivative is refused.
     """
 
+    keeps_to_the_cache = True  # however many clients come at once, it takes them in groups
+
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}

@@ -10,15 +10,17 @@ the end, so it has no gradient either, and the loops need not know about lengths
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 from fedslice.errors import UserError
+from fedslice.nn.threads import shared_out
 
 _PER_LAYER = 4  # parameters
 # Bytes of recurrent weights that run together. Every time step reads them all, so they should stay in the cache; with
@@ -47,21 +49,30 @@ class _Trace(NamedTuple):
 
 
 class _Recurrence(Function):
-    """What it returns beyond the two results is for its gradient alone."""
+    """What it returns beyond the two results is for its gradient alone: the traces of each group, layer by layer."""
 
     @staticmethod
     def forward(x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Layer by layer, each over all time steps."""
+        """Group by group and layer by layer, each over all time steps."""
         clients, samples, places, _ = x.shape
-        steps = _longest(lengths, places)
-        here = _here(lengths, steps)
-        states, traces = _by_time(x, here), []
-        for k in range(0, len(parameters), _PER_LAYER):
-            traces.append(_forth(states, *parameters[k : k + _PER_LAYER]))
-            states = traces[-1].hidden[:, 1:]
-        outputs = states.new_zeros(clients, samples, places, states.shape[-1])
-        outputs[:, :, :steps] = torch.where(here, states, 0.0).transpose(1, 2)
-        return outputs, traces[-1].hidden[_ends(lengths)], *(kept for trace in traces for kept in trace)
+        size = parameters[1].shape[-1]
+        _check(lengths, places)
+        outputs = x.new_zeros(clients, samples, places, size)
+        last = x.new_empty(clients, samples, size)
+
+        def run(_: int, group: slice) -> list[Tensor]:
+            here = _here(lengths[group])
+            states = _by_time(x[group], here)
+            kept: list[Tensor] = []
+            for k in range(0, len(parameters), _PER_LAYER):
+                trace = _forth(states, *(value[group] for value in parameters[k : k + _PER_LAYER]))
+                states = trace.hidden[:, 1:]
+                kept += trace
+            outputs[group, :, : states.shape[1]] = torch.where(here, states, 0.0).transpose(1, 2)
+            last[group] = trace.hidden[_ends(lengths[group])]
+            return kept
+
+        return outputs, last, *chain.from_iterable(shared_out(run, _groups(parameters[1])))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -71,113 +82,88 @@ class _Recurrence(Function):
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output[2:])
+        ctx.parameters = len(inputs) - 2
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_outputs: Tensor | None, d_last: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Layer by layer from the top: the loop gives the gradient of the gates, one product each gives the others."""
         x, lengths, *rest = ctx.saved_tensors
-        layers = len(rest) // (_PER_LAYER + len(_Trace._fields))
-        parameters, kept = rest[: layers * _PER_LAYER], rest[layers * _PER_LAYER :]
-        traces = [_Trace(*kept[k : k + len(_Trace._fields)]) for k in range(0, len(kept), len(_Trace._fields))]
-        steps, samples = traces[0].squashed.shape[1:3]
-        here = _here(lengths, steps)
-        d_hidden = torch.zeros_like(traces[-1].hidden)
-        if d_outputs is not None:
-            d_hidden[:, 1:] = _by_time(d_outputs, here)
-        if d_last is not None:
-            d_hidden[_ends(lengths)] += d_last
-        d_states = d_hidden[:, 1:]
+        parameters, kept = rest[: ctx.parameters], [*_batched(rest[ctx.parameters :], len(_Trace._fields))]
+        layers = len(parameters) // _PER_LAYER
         wanted_x, _, *wanted = ctx.needs_input_grad
-        gradients: list[Tensor | None] = [None] * len(parameters)
-        for layer in reversed(range(layers)):
-            k = layer * _PER_LAYER
-            states = traces[layer - 1].hidden[:, 1:] if layer else _by_time(x, here)
-            d_gates = _back(traces[layer], parameters[k + 1], d_states).flatten(1, 2)
-            if wanted[k]:
-                gradients[k] = d_gates.mT @ states.flatten(1, 2)
-            if wanted[k + 1]:
-                gradients[k + 1] = d_gates.mT @ traces[layer].hidden[:, :-1].flatten(1, 2)
-            if wanted[k + 2] or wanted[k + 3]:
-                bias = d_gates.sum(1)
-                gradients[k + 2], gradients[k + 3] = bias, bias.clone()  # two tensors: each may be changed in place
-            if layer or wanted_x:
-                d_states = (d_gates @ parameters[k]).unflatten(1, (steps, samples))
-        if not wanted_x:
-            return None, None, *gradients
-        d_x = torch.zeros_like(x)
-        d_x[:, :, :steps] = d_states.transpose(1, 2)
+        d_x = torch.zeros_like(x) if wanted_x else None
+        gradients = [torch.empty_like(value) if need else None for value, need in zip(parameters, wanted, strict=True)]
+
+        def run(number: int, group: slice) -> None:
+            traces = [_Trace(*each) for each in kept[number * layers :][:layers]]
+            here = _here(lengths[group])
+            d_hidden = torch.zeros_like(traces[-1].hidden)
+            if d_outputs is not None:
+                d_hidden[:, 1:] = _by_time(d_outputs[group], here)
+            if d_last is not None:
+                d_hidden[_ends(lengths[group])] += d_last[group]
+            d_states = d_hidden[:, 1:]
+            for layer in reversed(range(layers)):
+                k = layer * _PER_LAYER
+                states = traces[layer - 1].hidden[:, 1:] if layer else _by_time(x[group], here)
+                d_gates = _back(traces[layer], parameters[k + 1][group], d_states).flatten(1, 2)
+                for target, source in ((k, states), (k + 1, traces[layer].hidden[:, :-1])):
+                    if (into := gradients[target]) is not None:
+                        torch.bmm(d_gates.mT, source.flatten(1, 2), out=into[group])
+                for target in (k + 2, k + 3):
+                    if (into := gradients[target]) is not None:
+                        torch.sum(d_gates, 1, out=into[group])
+                if layer or wanted_x:
+                    d_states = (d_gates @ parameters[k][group]).unflatten(1, traces[layer].squashed.shape[1:3])
+            if d_x is not None:
+                d_x[group, :, : d_states.shape[1]] = d_states.transpose(1, 2)
+
+        shared_out(run, _groups(parameters[1]))
         return d_x, None, *gradients
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
-        """The mapped axis joins the clients' axis, and clients of similar lengths run together.
-
-        A group runs as long as its longest sample, so there is a point in sorting if there is more than one group.
-        """
-        stacked = [
-            (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
-            for value, dim in zip(inputs, in_dims, strict=True)
-        ]
-        lengths, recurrent = stacked[1], stacked[3]
-        together = max(1, _TOGETHER // max(1, recurrent[0].numel() * recurrent.element_size()))
-        groups = -(-len(lengths) // together)
-        if groups == 1:
-            outputs, last = recur(*stacked)
-        else:
-            order = pad(lengths, (0, 1)).amax(1).argsort(stable=True)
-            parts = zip(*(_deal(value, order, groups) for value in stacked), strict=True)
-            done = zip(*(recur(*part) for part in parts), strict=True)
-            outputs, last = (torch.cat(each).index_select(0, order.argsort()) for each in done)
+        """The mapped axis joins the clients' axis."""
+        outputs, last = recur(
+            *(
+                (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
+                for value, dim in zip(inputs, in_dims, strict=True)
+            )
+        )
         return tuple(value.unflatten(0, (info.batch_size, -1)) for value in (outputs, last)), (0, 0)
 
 
-def _deal(value: Tensor, order: Tensor, groups: int) -> tuple[Tensor, ...]:
-    """Share the entries of a value out to groups, in a given order."""
-    parts: tuple[Tensor, ...] = _Deal.apply(value, order, groups)  # type: ignore[no-untyped-call]
-    return parts
+def _batched(values: Sequence[Tensor], count: int) -> Iterator[tuple[Tensor, ...]]:
+    """So many at a time."""
+    rest = iter(values)
+    while part := tuple(islice(rest, count)):
+        yield part
 
 
-class _Deal(Function):
-    """Indexing whose gradient is put together once.
-
-    The gradient of plain indexing adds every group's part to zeros of the whole size, which took as long as it spared.
-    """
-
-    @staticmethod
-    def forward(value: Tensor, order: Tensor, groups: int) -> tuple[Tensor, ...]:
-        """Copies, a group each."""
-        return tuple(value.index_select(0, part) for part in order.tensor_split(groups))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, ...]) -> None:  # noqa: ARG004
-        """The order is all that is needed."""
-        ctx.parts = inputs[1].tensor_split(inputs[2])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Every entry went to one group: its gradient is there."""
-        whole = gradients[0].new_empty(sum(map(len, gradients)), *gradients[0].shape[1:])
-        for part, gradient in zip(ctx.parts, gradients, strict=True):
-            whole.index_copy_(0, part, gradient)
-        return whole, None, None
+def _groups(recurrent: Tensor) -> list[slice]:
+    """Clients that run together; a group runs as long as its longest sample."""
+    clients = len(recurrent)
+    together = max(1, _TOGETHER // max(1, recurrent[0].numel() * recurrent.element_size())) if clients else 1
+    count = -(-clients // together)
+    edges = [clients * k // count for k in range(count + 1)] if count else [0]
+    return [slice(first, last) for first, last in pairwise(edges)]
 
 
-def _longest(lengths: Tensor, places: int) -> int:
-    """How many time steps there are to run."""
+def _check(lengths: Tensor, places: int) -> None:
     if not lengths.numel():
-        return 0
+        return
     low, high = (int(bound) for bound in lengths.aminmax())
     if low < 0 or high > places:
         raise UserError(
             f"LSTM: found lengths from {low} to {high} for sequences of {places} positions, expected 0 to {places}; "
             "give the number of valid positions of each sequence."
         )
-    return high
 
 
-def _here(lengths: Tensor, steps: int) -> Tensor:
-    """True where a sample has not ended [C, T, B, 1]."""
+def _here(lengths: Tensor) -> Tensor:
+    """True where a sample has not ended [C, T, B, 1], with as many time steps as the longest has."""
+    steps = int(lengths.max()) if lengths.numel() else 0
     return (torch.arange(steps, device=lengths.device)[:, None] < lengths[:, None])[..., None]
 
 

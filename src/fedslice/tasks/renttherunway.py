@@ -9,7 +9,7 @@ from fedslice.task import Task
 from fedslice.tasks.entry import Entry, data_folder
 from fedslice.tasks.language import LanguageOptions, Size, build, generate, refuse
 
-NEEDS = f"the official {renttherunway.FILE}, or a part of it; nothing with source=generated"
+NEEDS = "the official JSON lines, or a part of them; nothing with source=generated"
 
 
 class RentTheRunwayOptions(LanguageOptions):

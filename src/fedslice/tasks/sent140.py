@@ -9,7 +9,7 @@ from fedslice.task import Task
 from fedslice.tasks.entry import Entry, data_folder
 from fedslice.tasks.language import LanguageOptions, build, generate, refuse
 
-NEEDS = f"the official {sent140.ARCHIVE}, or {sent140.FILE} in it; nothing with source=generated"
+NEEDS = "the official training CSV or its zip; nothing with source=generated"
 
 
 def make(options: LanguageOptions, data: Path | None) -> Task:

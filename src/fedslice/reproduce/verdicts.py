@@ -16,6 +16,7 @@ a's best score is b's                     within 0.02                  within 0.
 a data set has v clients, samples, …      as printed in the paper      within 5 %                   otherwise
 ========================================= ============================ ============================ ==============
 
+An ordering of rounds is not comparable if neither side ever reached the target in the rounds that were run.
 The paper's own method may be better than printed: to reach a target sooner, or to score higher, holds.
 """
 
@@ -77,6 +78,8 @@ def scored(paper: float, best: Sequence[float], own: bool) -> Verdict:
 
 def sooner(paper: float, first: Hits, second: Hits, rounds: int) -> Verdict:
     """The first needs fewer rounds than the second, by a factor; who is not there after all rounds counts as there."""
+    if all(hit is None for hit in (*first, *second)):
+        return Verdict(INCOMPARABLE, f"neither reached the target in {rounds:,} rounds")
     factor = min(middle(second), rounds) / min(middle(first), rounds)
     late = [a is None or (b is not None and a >= b) for a, b in zip(first, second, strict=True)]
     endless = middle(second) > rounds

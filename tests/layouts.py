@@ -3,9 +3,14 @@
 import gzip
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+
+from fedslice.errors import UserError
 
 REAL_DATA = Path(os.environ.get("FEDSLICE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 AGES = (1, 18, 25, 35, 45, 50, 56)
@@ -105,3 +110,14 @@ def write_amazon(
             packed = gzip.compress("".join(lines).encode(), mtime=0)
             (folder / f"{name}.tsv.gz").write_bytes(packed)
     return folder
+
+
+def one_sentence(read: Callable[..., Any], *arguments: Any, ends: tuple[str, ...] = (".",)) -> str:
+    """What the user is told when a reader refuses, which has to be one sentence."""
+    with pytest.raises(UserError) as caught:
+        read(*arguments)
+    told = str(caught.value)
+    assert "\n" not in told
+    assert told.endswith(ends)
+    assert ". " not in told
+    return told

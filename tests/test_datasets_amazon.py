@@ -10,20 +10,13 @@ import pytest
 
 from fedslice.datasets import amazon, lines
 from fedslice.errors import UserError
-from layouts import REAL_DATA, write_amazon
+from layouts import REAL_DATA, one_sentence, write_amazon
 
 REAL = REAL_DATA / "amazon_electronics_fedsubavg"
 
 
 def sentence(path: Path) -> str:
-    """What the user is told, which has to be one sentence."""
-    with pytest.raises(UserError) as caught:
-        amazon.read(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert text.endswith(".")
-    assert ". " not in text
-    return text
+    return one_sentence(amazon.read, path)
 
 
 def unpack(folder: Path) -> list[bytes]:

@@ -11,7 +11,7 @@ import pytest
 
 from fedslice.datasets import renttherunway, text
 from fedslice.errors import UserError
-from layouts import REAL_DATA
+from layouts import REAL_DATA, one_sentence
 
 REAL = REAL_DATA / "renttherunway"
 TEXTS = ("I loved it!!!", "Didn't fit.", "", "Sooo pretty &amp; caf\xe9")
@@ -36,14 +36,7 @@ def dump(rows: list[Any]) -> bytes:
 
 
 def sentence(path: Path) -> str:
-    """What the user is told, which has to be one sentence."""
-    with pytest.raises(UserError) as caught:
-        renttherunway.read(path)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert told.endswith(".")
-    assert ". " not in told
-    return told
+    return one_sentence(renttherunway.read, path)
 
 
 def equal(a: text.Texts, b: text.Texts) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from fedslice.datasets import sent140, text
 from fedslice.errors import UserError
+from layouts import one_sentence
 
 TEXTS = ("@bob I loooove it", "so sad &amp; tired :(", 'he said "no", then left', "", "caf\xe9 http://t.co/x", "!!!")
 
@@ -37,14 +38,7 @@ def write(folder: Path, rows: list[str]) -> Path:
 
 
 def sentence(path: Path) -> str:
-    """What the user is told, which has to be one sentence."""
-    with pytest.raises(UserError) as caught:
-        sent140.read(path)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert told.endswith(".")
-    assert ". " not in told
-    return told
+    return one_sentence(sent140.read, path)
 
 
 def equal(a: text.Texts, b: text.Texts) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedslice.datasets import clicks, taobao
-from fedslice.errors import UserError
+from layouts import one_sentence
 
 Line = tuple[int, int, int, str, int]
 
@@ -46,14 +46,7 @@ def rows(log: taobao.Clicks) -> list[tuple[int, int, int, bool]]:
 
 
 def sentence(path: Path) -> str:
-    """What the user is told, which has to be one sentence."""
-    with pytest.raises(UserError) as caught:
-        taobao.read(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert text.endswith(".")
-    assert ". " not in text
-    return text
+    return one_sentence(taobao.read, path)
 
 
 SIZES = {31: 40, 4: 32, 900: 31, 17: 50, 2: 1}

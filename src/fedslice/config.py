@@ -15,7 +15,6 @@ from fedslice import recipes, tasks
 from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment
-from fedslice.measure.instruments import INSTRUMENTS
 from fedslice.recipe import Recipe, first_problem, option_names
 from fedslice.task import Task
 from fedslice.tasks.entry import Options, Seed
@@ -121,9 +120,6 @@ def resolve(asked: Request) -> Plan:
     ):
         if name not in known:
             raise unknown(kind, name, known)
-    for name in asked.measure:
-        if name not in INSTRUMENTS:
-            raise unknown("instrument", name, INSTRUMENTS)
     entry = tasks.get(asked.task)
     task_options, recipe_options = split_options(asked)
     recipe = recipes.get(asked.recipe).with_options(recipe_options)

@@ -26,11 +26,28 @@ _RUN_ROWS = 20  # lines of a run's table: a screenful
 _NAMES = {"up_bytes": "up", "down_bytes": "down", "seconds": "time"}  # whose unit stands in the cell
 
 
-class Follow:
+class Display:
+    """Something that moves on a terminal while a piece of work goes on; elsewhere it stands still."""
+
+    def __init__(self, console: Console, live: Live):
+        self._console = console
+        self._live = live
+
+    def __enter__(self) -> Self:
+        if self._console.is_interactive:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+class Follow(Display):
     """Progress of one run: a bar with the time left and the newest metrics on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console, title: str, rounds: int):
-        self._console = console
         self._title = title
         self._rounds = rounds
         self._began = 0.0
@@ -45,17 +62,7 @@ class Follow:
         )
         self._task = self._bar.add_task(title, total=rounds)
         self._metrics = Text(no_wrap=True, overflow="ellipsis")
-        self._live = Live(Group(self._bar, self._metrics), console=console, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._console.is_interactive:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(console, Live(Group(self._bar, self._metrics), console=console, transient=True))
 
     def engine(self, choice: Choice) -> None:
         """Say so if the model forced an engine on the run."""

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fedslice.console import value
+from fedslice.console import Display, value
 from fedslice.reproduce.jobs import Job
 
 _LINE_SECONDS = 30.0  # between lines about running runs where there is no terminal
 
 
-class Progress:
+class Progress(Display):
     """A live display on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console, title: str, jobs: Iterable[Job], lanes: int):
-        self._console = console
         self._title = title
         self._left = {job.key: job for job in jobs}
         self._lanes = lanes
@@ -29,17 +27,7 @@ class Progress:
         self._running: dict[str, _Run] = {}
         self._measured: dict[str, tuple[int, float]] = {}  # rounds and seconds of finished runs, by group
         self._said = time.monotonic()
-        self._live = Live(get_renderable=self._picture, console=console, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._console.is_interactive:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(console, Live(get_renderable=self._picture, console=console, transient=True))
 
     def begin(self, job: Job) -> None:
         """A run is given to a worker."""

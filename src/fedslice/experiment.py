@@ -14,6 +14,7 @@ from fedslice import rng
 from fedslice.combine import Total
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
+from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
 from fedslice.errors import UserError, unknown
 from fedslice.evaluate import evaluate
@@ -87,6 +88,7 @@ class Experiment:
             cohort = self.recipe.select.choose(0, len(self.task.federation), self.seed)
             few = cohort.clients[:2].to(self.store.device)
             work = download(self.world, self.recipe, self.model, 0, few, cohort.draws[:2])
+            keep_freed()
             self._chosen = choose(*self._asked, self.task, self.recipe.local, work, len(cohort.clients))
         return self._chosen
 

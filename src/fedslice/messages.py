@@ -33,7 +33,9 @@ class Upload:
         """Which clients sent nothing but finite values."""
         fine = torch.ones(len(self.clients), dtype=torch.bool, device=self.clients.device)
         for value in self.values.values():
-            fine &= torch.isfinite(value).reshape(len(value), -1).all(1)
+            flat = value.reshape(len(value), -1)
+            doubtful = (~torch.isfinite(flat.sum(1))).nonzero().squeeze(1)  # a finite sum has finite terms alone
+            fine[doubtful] &= torch.isfinite(flat[doubtful]).all(1)
         return fine
 
     def of(self, fine: Tensor) -> Upload:

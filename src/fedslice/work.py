@@ -55,18 +55,17 @@ class Work:
                     features[name] = features[name][..., :longest]
             yield Batch(features, label, share)
 
-    def client(self, c: int) -> Work:
-        """The same work for one client alone."""
-        one = slice(c, c + 1)
+    def part(self, some: slice) -> Work:
+        """The same work for some of the clients."""
         return replace(
             self,
-            clients=self.clients[one],
-            start={n: v[one] for n, v in self.start.items()},
-            aside={n: v[one] for n, v in self.aside.items()},
-            reach=self.reach[one],
-            features={n: v[one] for n, v in self.features.items()},
-            label=self.label[one],
-            real=self.real[one],
+            clients=self.clients[some],
+            start={n: v[some] for n, v in self.start.items()},
+            aside={n: v[some] for n, v in self.aside.items()},
+            reach=self.reach[some],
+            features={n: v[some] for n, v in self.features.items()},
+            label=self.label[some],
+            real=self.real[some],
         )
 
 

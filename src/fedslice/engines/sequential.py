@@ -24,6 +24,6 @@ class Sequential:
             one = {name: value[0] for name, value in parameters.items()}
             return task.forward(one, {name: value[0] for name, value in features.items()})[None]
 
-        done = [descend(forward, task, local, work.client(c)) for c in range(len(work.clients))]
+        done = [descend(forward, task, local, work.part(slice(c, c + 1))) for c in range(len(work.clients))]
         end = {name: torch.cat([each.end[name] for each in done]) for name in work.start}
         return Trained(end, torch.cat([each.losses for each in done]))

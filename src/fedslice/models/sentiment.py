@@ -38,6 +38,5 @@ class SentimentLSTM(nn.Module):
 
     def forward(self, text: Tensor, text_length: Tensor) -> Tensor:
         """Logits [B] of texts [B, T] with their lengths [B]; an empty text has the logit of the zero state."""
-        _, last = self.lstm(self.word(text), text_length)
-        logits: Tensor = self.head(last)
+        logits: Tensor = self.head(self.lstm.last(self.word(text), text_length))
         return logits.squeeze(-1)

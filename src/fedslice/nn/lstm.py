@@ -16,7 +16,7 @@ class LSTM(nn.Module):
     gradient can be taken once; a second derivative is refused.
     """
 
-    keeps_to_the_cache = True  # however many clients come at once, it takes them in groups
+    loops_in_python = True  # over time, in small operations; however many clients come, it takes them in groups
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
@@ -45,6 +45,13 @@ class LSTM(nn.Module):
         What lies beyond a sample's length is not looked at and gives zeros. T may be 0, and so may any length: the
         last state of nothing is zero.
         """
+        return self._run(True, x, lengths)
+
+    def last(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The state at each sample's last position alone, for a little less time."""
+        return self._run(False, x, lengths)[1]
+
+    def _run(self, whole: bool, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             raise UserError(f"LSTM: x has shape {tuple(x.shape)}, expected [samples, positions, {self.input_size}].")
         if lengths.shape != x.shape[:1] or lengths.is_floating_point():
@@ -53,7 +60,7 @@ class LSTM(nn.Module):
                 f"for each of the {len(x)} samples."
             )
         parameters = (getattr(self, name) for name in self._names)
-        outputs, last = recur(*(value.unsqueeze(0) for value in (x, lengths, *parameters)))
+        outputs, last = recur(whole, *(value.unsqueeze(0) for value in (x, lengths, *parameters)))
         return outputs.squeeze(0), last.squeeze(0)
 
     def extra_repr(self) -> str:

@@ -20,7 +20,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fedslice.errors import UserError
-from fedslice.nn.threads import shared_out
 
 _PER_LAYER = 4  # parameters
 # Bytes of recurrent weights that run together. Every time step reads them all, so they should stay in the cache; with
@@ -30,12 +29,13 @@ _TOGETHER = 2 << 20
 _through_sigmoid, _through_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
-def recur(x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+def recur(whole: bool, x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
     """The top layers' states [C, B, T, H] for x [C, B, T, I], and each sample's last one [C, B, H].
 
     ``parameters`` are four per layer (input and recurrent weights, input and recurrent biases), one of each per client.
+    If not the ``whole`` is asked for, the former have no time steps.
     """
-    outputs, last, *_ = _Recurrence.apply(x, lengths, *parameters)  # type: ignore[no-untyped-call]
+    outputs, last, *_ = _Recurrence.apply(whole, x, lengths, *parameters)  # type: ignore[no-untyped-call]
     return outputs, last
 
 
@@ -52,15 +52,15 @@ class _Recurrence(Function):
     """What it returns beyond the two results is for its gradient alone: the traces of each group, layer by layer."""
 
     @staticmethod
-    def forward(x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(whole: bool, x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         """Group by group and layer by layer, each over all time steps."""
         clients, samples, places, _ = x.shape
         size = parameters[1].shape[-1]
         _check(lengths, places)
-        outputs = x.new_zeros(clients, samples, places, size)
+        outputs = x.new_zeros(clients, samples, places if whole else 0, size)
         last = x.new_empty(clients, samples, size)
 
-        def run(_: int, group: slice) -> list[Tensor]:
+        def run(group: slice) -> list[Tensor]:
             here = _here(lengths[group])
             states = _by_time(x[group], here)
             kept: list[Tensor] = []
@@ -68,21 +68,22 @@ class _Recurrence(Function):
                 trace = _forth(states, *(value[group] for value in parameters[k : k + _PER_LAYER]))
                 states = trace.hidden[:, 1:]
                 kept += trace
-            outputs[group, :, : states.shape[1]] = torch.where(here, states, 0.0).transpose(1, 2)
+            if whole:
+                outputs[group, :, : states.shape[1]] = torch.where(here, states, 0.0).transpose(1, 2)
             last[group] = trace.hidden[_ends(lengths[group])]
             return kept
 
-        return outputs, last, *chain.from_iterable(shared_out(run, _groups(parameters[1])))
+        return outputs, last, *chain.from_iterable(map(run, _groups(parameters[1])))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Keep everything, and make no zeros for an output that nobody used."""
         if len(output) == 2:
             raise UserError("LSTM: found a gradient inside vmap, expected one around it; take the gradient of the sum.")
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *output[2:])
-        ctx.parameters = len(inputs) - 2
+        ctx.save_for_backward(*inputs[1:], *output[2:])
+        ctx.parameters = len(inputs) - 3
 
     @staticmethod
     @once_differentiable
@@ -91,15 +92,15 @@ class _Recurrence(Function):
         x, lengths, *rest = ctx.saved_tensors
         parameters, kept = rest[: ctx.parameters], [*_batched(rest[ctx.parameters :], len(_Trace._fields))]
         layers = len(parameters) // _PER_LAYER
-        wanted_x, _, *wanted = ctx.needs_input_grad
+        _, wanted_x, _, *wanted = ctx.needs_input_grad
         d_x = torch.zeros_like(x) if wanted_x else None
         gradients = [torch.empty_like(value) if need else None for value, need in zip(parameters, wanted, strict=True)]
 
-        def run(number: int, group: slice) -> None:
+        for number, group in enumerate(_groups(parameters[1])):
             traces = [_Trace(*each) for each in kept[number * layers :][:layers]]
             here = _here(lengths[group])
             d_hidden = torch.zeros_like(traces[-1].hidden)
-            if d_outputs is not None:
+            if d_outputs is not None and d_outputs.numel():
                 d_hidden[:, 1:] = _by_time(d_outputs[group], here)
             if d_last is not None:
                 d_hidden[_ends(lengths[group])] += d_last[group]
@@ -119,17 +120,19 @@ class _Recurrence(Function):
             if d_x is not None:
                 d_x[group, :, : d_states.shape[1]] = d_states.transpose(1, 2)
 
-        shared_out(run, _groups(parameters[1]))
-        return d_x, None, *gradients
+        return None, d_x, None, *gradients
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], whole: bool, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
         """The mapped axis joins the clients' axis."""
         outputs, last = recur(
+            whole,
             *(
                 (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
-                for value, dim in zip(inputs, in_dims, strict=True)
-            )
+                for value, dim in zip(inputs, in_dims[1:], strict=True)
+            ),
         )
         return tuple(value.unflatten(0, (info.batch_size, -1)) for value in (outputs, last)), (0, 0)
 
@@ -192,8 +195,9 @@ def _forth(states: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tenso
     i_f = gates[..., : 2 * size].unbind(1)
     i, f, g, o = (gate.unbind(1) for gate in gates.chunk(4, -1))
     for t, (now, tanh_c) in enumerate(zip(gates.unbind(1), squashed.unbind(1), strict=True)):
-        torch.bmm(h[t], w_hh.mT, out=recurrent)
-        now.add_(recurrent)
+        if t:  # before the first step the state is zero
+            torch.bmm(h[t], w_hh.mT, out=recurrent)
+            now.add_(recurrent)
         i_f[t].sigmoid_()
         g[t].tanh_()
         o[t].sigmoid_()
@@ -223,11 +227,14 @@ def _back(trace: _Trace, w_hh: Tensor, d_states: Tensor) -> Tensor:
     dh, dc = (torch.zeros_like(cells[:, 0], memory_format=torch.contiguous_format) for _ in range(2))
     d_ifg = d_gates[..., : 3 * size].unflatten(-1, (3, size))
     steps = zip(*(each.unbind(1) for each in (d_states, h_to_c, d_o, d_ifg, f, d_gates)), strict=True)
+    later: Tensor | None = None
     for d_state, from_h, o_now, ifg_now, forget, now in reversed(list(steps)):
+        if later is not None:
+            torch.bmm(later, w_hh, out=dh)
         dh.add_(d_state)
         dc.addcmul_(dh, from_h)
         o_now.mul_(dh)
         ifg_now.mul_(dc.unsqueeze(-2))
         dc.mul_(forget)
-        torch.bmm(now, w_hh, out=dh)
+        later = now
     return d_gates

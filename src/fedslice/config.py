@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,15 @@ class Request(BaseModel):
     measure: list[str] = Field(default_factory=list)
     set: dict[str, Any] = Field(default_factory=dict)
 
+    def command(self) -> str:
+        """What to type for this run, wherever it was asked for."""
+        words = ["fedslice", "run", self.task]
+        for name, value in self.model_dump(exclude={"task", "out", "set"}, exclude_defaults=True).items():
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{name.replace('_', '-')}", str(one)]
+        settings = [f"{key}={_text(value)}" for key, value in self.set.items()]
+        return shlex.join([*words, *(["--set", *settings] if settings else [])])
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +68,7 @@ class Plan:
     device: str
     measure: list[str]
     config: dict[str, Any]
+    command: str
 
     def experiment(self) -> Experiment:
         """The experiment, at its first round."""
@@ -148,6 +159,7 @@ def resolve(asked: Request) -> Plan:
         asked.device,
         asked.measure,
         config,
+        asked.command(),
     )
 
 
@@ -190,6 +202,15 @@ def split_options(asked: Request) -> tuple[dict[str, Any], dict[str, Any]]:
 @lru_cache(maxsize=4)
 def _build(name: str, options: Options, data: str | None) -> Task:
     return tasks.get(name).make(options, Path(data) if data is not None else None)
+
+
+def _text(value: Any) -> str:
+    """The inverse of :func:`_value`."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not isinstance(_value(value), str):
+        return f"'{value}'"  # text that would be read as something else
+    return str(value)
 
 
 def _value(text: str) -> Any:

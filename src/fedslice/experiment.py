@@ -18,8 +18,10 @@ from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
 from fedslice.errors import UserError, unknown
 from fedslice.evaluate import evaluate
+from fedslice.measure.heat import heat_panels
 from fedslice.measure.instruments import INSTRUMENTS
 from fedslice.messages import Message
+from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
 from fedslice.slice import Slice, Values
@@ -149,6 +151,10 @@ class Experiment:
             for instrument in self._instruments:  # pooled data, too, are measured as the federation they came from
                 scores |= instrument(self._measured, self.model)
         return {"round": self.round, **scores, **counts, "seconds": self.seconds}
+
+    def panels(self) -> list[Panel]:
+        """What the task and the parts of the recipe have to show beside the metrics, as of now."""
+        return [*heat_panels(self.task), *(panel for part in self.recipe for panel in part.panels())]
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a restart needs: tensors, and a few numbers. Randomness needs nothing but the round."""

@@ -11,6 +11,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from fedslice.panel import Panel
 from fedslice.slice import Values
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class Part:
 
     def observe(self, end: RoundEnd) -> None:
         """Look at a finished round."""
+
+    def panels(self) -> list[Panel]:
+        """What this part has to show in a report, as of now."""
+        return []
 
     def state_dict(self) -> Values:
         """What must survive a restart, as tensors."""

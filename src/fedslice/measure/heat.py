@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedslice.panel import Cell, Panel
 from fedslice.slice import Slice
 from fedslice.tables import IndexSets
 from fedslice.task import Task
@@ -43,6 +44,28 @@ def histogram(task: Task) -> list[dict[str, Any]]:
         {"tables": list(sets.tables), "features": list(sets.features), "bins": _bins(_counted(sets))}
         for sets in task.index_sets
     ]
+
+
+def heat_panels(task: Task) -> list[Panel]:
+    """The histograms as a report shows them, each with its dispersion."""
+    out = []
+    for position, sets in enumerate(task.index_sets):
+        found = _table(task, position)
+        rows: list[dict[str, Cell]] = [
+            {
+                "heat": f"{one['from']:,}" if one["from"] == one["to"] else f"{one['from']:,}-{one['to']:,}",
+                "rows": one["rows"],
+            }
+            for one in found["histogram"]
+        ]
+        note = (
+            f"How many rows of {', '.join(sets.tables)} are held by how many clients. Dispersion "
+            f"{found['heat_dispersion']:,.0f}: from {found['heat_min']:,} to {found['heat_max']:,} of "
+            f"{len(task.federation):,} clients."
+        )
+        title = f"Heat of {', '.join(sets.features)}"
+        out.append(Panel(title=title, note=note, mark="bar", x="heat", y="rows", rows=rows))
+    return out
 
 
 def corrections(task: Task) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
     config.json             what determines the result; a directory belongs to one configuration for good
     environment.json        the software and hardware on which the run began
+    origin.json             the command that makes this run
+    panels.json             what task and recipe have to show in a report: at the beginning, then at the end
     metrics.jsonl           one row per line, on disk before the next step is taken
     checkpoint.safetensors  the newest state, and how many rows of the log belong to it
     finished.json           written last: the run is complete
@@ -14,7 +16,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,15 +24,18 @@ from typing import Any, Self
 from torch import Tensor
 
 from fedslice.errors import UserError
+from fedslice.panel import Panel
 from fedslice.runs import checkpoint as checkpoints
 from fedslice.runs.environment import describe
 
 _CONFIG = "config.json"
 _ENVIRONMENT = "environment.json"
+_ORIGIN = "origin.json"
+_PANELS = "panels.json"
 _METRICS = "metrics.jsonl"
 _CHECKPOINT = "checkpoint.safetensors"
 _FINISHED = "finished.json"
-_REPLACED = (_CONFIG, _ENVIRONMENT, _METRICS, _CHECKPOINT, _FINISHED)
+_REPLACED = (_CONFIG, _ENVIRONMENT, _ORIGIN, _PANELS, _METRICS, _CHECKPOINT, _FINISHED)
 _LOCK = "lock"
 _ABSENT = object()
 
@@ -98,6 +103,16 @@ class RunDirectory:
         """Replace the checkpoint by the state after `round`; the rows logged so far belong to it."""
         bound = {**meta, "round": round, "metric_rows": self._writable()}
         checkpoints.save(self.path / _CHECKPOINT, tensors, bound)
+
+    def origin(self, command: str) -> None:
+        """Note the command that makes this run."""
+        self._writable()
+        _write_json(self.path / _ORIGIN, {"command": command})
+
+    def panels(self, panels: Sequence[Panel]) -> None:
+        """Replace what there is to show beside the metrics."""
+        self._writable()
+        _write_json(self.path / _PANELS, [_finite(panel.model_dump(exclude_defaults=True)) for panel in panels])
 
     def resume(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint as (round, tensors, meta), and the log cut back to it; None if there is none.
@@ -223,7 +238,7 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: dict[str, Any] | list[Any]) -> None:
     with checkpoints.replacing(path) as fresh:
         fresh.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -51,6 +51,8 @@ def execute(
             if state is not None:
                 experiment.load_state_dict(state[1], state[2])
             on_round(experiment.round)
+            run.origin(plan.command)
+            run.panels(experiment.panels())
             saved = time.monotonic()
             for row in experiment.stream(on_round):
                 run.log(row)
@@ -59,6 +61,7 @@ def execute(
                     run.checkpoint(experiment.round, *experiment.state_dict())
                     saved = time.monotonic()
             run.checkpoint(experiment.round, *experiment.state_dict())
+            run.panels(experiment.panels())
             run.finish()
         return {
             "task": plan.task.name,

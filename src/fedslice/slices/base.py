@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedslice.errors import UserError
+from fedslice.panel import Panel, histogram
 from fedslice.parts import Part, World
 from fedslice.slice import Shapes, Slice, Values
 
 if TYPE_CHECKING:
     from fedslice.recipe import Recipe
+
+_AT_ONCE = 4096  # clients whose slices are looked at together
 
 
 class Slices(Part):
@@ -23,6 +27,8 @@ class Slices(Part):
     remembers: ClassVar[bool] = False  # does a client keep anything between its rounds?
 
     _shapes: Shapes
+    _population: int
+    _itemsize: int
 
     def check(self, recipe: Recipe) -> None:
         """Refuse what cannot carry this part's uploads or would write one client's memory twice in a round."""
@@ -38,8 +44,23 @@ class Slices(Part):
             )
 
     def setup(self, world: World) -> None:
-        """Learn the model's shapes."""
+        """Learn the model's shapes and the population."""
         self._shapes = world.task.shapes
+        self._population, self._itemsize = len(world.task.federation), world.task.itemsize
+
+    def panels(self) -> list[Panel]:
+        """What clients hold, if it is not the same for all."""
+        some = torch.arange(self._population).split(_AT_ONCE)
+        bytes_ = torch.cat([self.hold(0, clients).numbers() for clients in some]) * self._itemsize
+        low, high = int(bytes_.min()), int(bytes_.max())
+        if low == high:
+            return []
+        whole = sum(shape.numel() for shape in self._shapes.values()) * self._itemsize
+        note = (
+            f"Values that a client holds: {low / 1000:,.1f} to {high / 1000:,.1f} kB, "
+            f"{float(bytes_.double().mean()) / whole:.2%} of the model's {whole / 1000:,.1f} kB on average."
+        )
+        return [histogram("Slice sizes", bytes_ / 1000, "slice (kB)", note=note)]
 
     def hold(self, t: int, clients: Tensor) -> Slice:  # noqa: ARG002
         """What these clients train."""

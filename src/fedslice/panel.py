@@ -1,0 +1,50 @@
+"""A chart that a part of a recipe, or a task, brings to the report: data and two axes, nothing about drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+Cell = int | float | str | None
+_BINS = 30
+
+
+class Panel(BaseModel):
+    """Rows of named cells, of which ``x`` and ``y`` (and ``color``, if there are several curves) are drawn.
+
+    The names of the columns are the titles of the axes. Runs whose panels are equal show one of them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    note: str = ""  # a sentence below the title: what is seen, with its main number
+    mark: Literal["bar", "line", "point"]
+    x: str
+    y: str
+    color: str | None = None
+    log: list[Literal["x", "y"]] = Field(default_factory=list)  # axes in powers of ten
+    rows: list[dict[str, Cell]] = Field(max_length=20_000)
+
+    @model_validator(mode="after")
+    def _columns(self) -> Panel:
+        for name in (self.x, self.y, *([self.color] if self.color else [])):
+            if any(name not in row for row in self.rows):
+                raise ValueError(f"a row has no {name!r}")
+        return self
+
+
+def histogram(title: str, values: Tensor, x: str, y: str = "clients", note: str = "") -> Panel:
+    """How many of ``values`` lie where: bins of one width from the smallest to the largest."""
+    values = values.detach().cpu().double()
+    low, high = (float(value) for value in values.aminmax())
+    if low == high:
+        return Panel(title=title, note=note, mark="bar", x=x, y=y, rows=[{x: low, y: len(values)}])
+    counts = torch.histc(values, _BINS, low, high).long().tolist()
+    width = (high - low) / _BINS
+    rows: Sequence[dict[str, Any]] = [{x: low + (k + 0.5) * width, y: count} for k, count in enumerate(counts)]
+    return Panel(title=title, note=note, mark="bar", x=x, y=y, rows=list(rows))

@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-browser lint format bench clean
 
 demo: $(READY)
-	$(BIN)/fedslice compare hotcold --recipes fedavg,fedsubavg --target test_auc=0.7 --seeds 2 --resume
+	$(BIN)/fedslice compare hotcold --recipes fedavg,fedsubavg --target test_auc=0.7 --seeds 2 --resume --report report.html
 
 test: $(READY)
 	$(BIN)/pytest -n 2
+
+# The report in a real browser; on Debian its packages are installed if they are missing.
+test-browser: $(READY)
+	command -v chromium chromedriver >/dev/null || apt-get install --yes --quiet chromium chromium-driver
+	$(BIN)/pytest -m browser
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from fedslice.reproduce import names, reproduce, show
 from fedslice.reproduce.counts import column_sparsity
 from fedslice.reproduce.example import closed_form
 from fedslice.reproduce.exhibits import Cell, Column, Exhibit, Line, Setup, load
-from fedslice.reproduce.jobs import Order, command, job
+from fedslice.reproduce.jobs import Order, job
 from fedslice.reproduce.make import make
 from fedslice.tasks import example1
 from layouts import REAL_DATA, write_movielens
@@ -164,8 +164,8 @@ def test_a_scaled_job(tmp_path: Path) -> None:
 def test_a_command_can_be_typed_in(tmp_path: Path) -> None:
     setup = Setup(task="hotcold", reading="", set={"items": 5, "batch_size": None, "order": "file"})
     asked = order(tmp_path).request(setup, setup.set, recipe="fedavg", rounds=3, eval_every=1, seed=2)
-    assert command(asked, "a b") == (
-        "fedslice run hotcold --recipe fedavg --rounds 3 --eval-every 1 --seed 2 --out 'a b' "
+    assert asked.model_copy(update={"out": "a b"}).command() == (
+        "fedslice run hotcold --recipe fedavg --rounds 3 --seed 2 --out 'a b' --eval-every 1 "
         "--set items=5 batch_size=none order=file"
     )
 

@@ -24,10 +24,9 @@ class Target:
     value: float
 
     @classmethod
-    def parse(cls, text: str, task: Task) -> Target:
-        """From ``metric=value``."""
+    def parse(cls, text: str, known: Iterable[str]) -> Target:
+        """From ``metric=value``, where the metric is one of the known."""
         name, _, number = text.partition("=")
-        known = metric_names(task)
         if name not in known:
             raise unknown("metric", name, known)
         try:

@@ -43,10 +43,11 @@ class Request(BaseModel):
     measure: list[str] = Field(default_factory=list)
     set: dict[str, Any] = Field(default_factory=dict)
 
-    def command(self) -> str:
-        """What to type for this run, wherever it was asked for."""
-        words = ["fedslice", "run", self.task]
-        for name, value in self.model_dump(exclude={"task", "out", "set"}, exclude_defaults=True).items():
+    def command(self, verb: str = "run") -> str:
+        """What to type for this."""
+        options = self.model_dump(exclude={"task", "set"}, exclude_unset=True, exclude_none=True)
+        words = ["fedslice", verb, self.task]
+        for name, value in options.items():
             for one in value if isinstance(value, list) else [value]:
                 words += [f"--{name.replace('_', '-')}", str(one)]
         settings = [f"{key}={_text(value)}" for key, value in self.set.items()]

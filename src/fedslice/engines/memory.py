@@ -17,6 +17,4 @@ _FREE_AT_END = 1 << 30
 def keep_freed() -> bool:
     """Tell the allocator, once and for the whole process, where it is glibc's; was it told?"""
     allocator = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return bool(
-        allocator and allocator(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and allocator(_TRIM_THRESHOLD, _FREE_AT_END)
-    )
+    return bool(allocator and allocator(_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and allocator(_TRIM_THRESHOLD, _FREE_AT_END))

@@ -14,7 +14,7 @@ from fedslice.federation import Ragged, ranges
 from fedslice.measure.heat import describe, histogram
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.exhibits import Column, Exhibit, Line, Setup
-from fedslice.reproduce.jobs import Order, inspect_command
+from fedslice.reproduce.jobs import Order
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict
 from fedslice.task import Task
 
@@ -49,7 +49,7 @@ def _row(line: Line, setup: Setup, order: Order, look: Callable[[Task, Line], Do
         "standin": setup.standin,
         "note": setup.note,
         "settings": asked.set,
-        "command": inspect_command(asked),
+        "command": asked.command("inspect"),
         "error": error,
         **found,
         "values": [

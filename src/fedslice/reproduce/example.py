@@ -7,7 +7,7 @@ from typing import Any
 
 from fedslice.config import resolve
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
-from fedslice.reproduce.jobs import Order, command, scaled
+from fedslice.reproduce.jobs import Order, scaled
 from fedslice.reproduce.verdicts import FAILS, HOLDS, Verdict
 
 Document = dict[str, Any]
@@ -54,7 +54,7 @@ def _cell(cell: Cell, setup: Setup, order: Order) -> Document:
         "cell": cell.name,
         "recipe": cell.recipe,
         "settings": asked.set,
-        "command": command(asked, None),
+        "command": asked.command(),
         "max_error": error,
         "trajectory": path,
         **verdict.document(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,34 +91,9 @@ def scaled(rounds: int, scale: float) -> int:
     return rounds if scale == 1 else max(LEAST_ROUNDS, round(rounds * scale))
 
 
-def command(asked: Request, out: str | None) -> str:
-    """The command that makes this run alone."""
-    words = ["run", asked.task, "--recipe", asked.recipe, "--rounds", asked.rounds]
-    words += ["--eval-every", asked.eval_every, "--seed", asked.seed]
-    words += ["--out", out] if out is not None else []
-    return _typed(words, asked)
-
-
-def inspect_command(asked: Request) -> str:
-    """The command that shows this task's statistics."""
-    return _typed(["inspect", asked.task], asked)
-
-
-def _typed(words: list[Any], asked: Request) -> str:
-    words += ["--data", asked.data] if asked.data is not None else []
-    words += ["--set", *(f"{key}={_word(value)}" for key, value in asked.set.items())] if asked.set else []
-    return shlex.join(map(str, ["fedslice", *words]))
-
-
 def by_group(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     """Jobs by the task they load, in each group the longest first."""
     groups: dict[str, list[Job]] = {}
     for one in sorted(jobs, key=lambda job: -job.work):
         groups.setdefault(one.group, []).append(one)
     return groups
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,7 +10,7 @@ from typing import Any
 from fedslice.compare import Target, lower_is_better
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Training
-from fedslice.reproduce.jobs import Job, Order, command, job, scaled
+from fedslice.reproduce.jobs import Job, Order, job, scaled
 from fedslice.reproduce.progress import Progress
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict
 from fedslice.reproduce.workers import Outcome, run_all
@@ -120,7 +120,7 @@ def _run(found: Measured, place: int, curves: bool) -> Document:
     name = found.target.metric
     run: Document = {
         "seed": asked.seed,
-        "command": command(asked, outcome.directory),
+        "command": asked.model_copy(update={"out": outcome.directory}).command(),
         "directory": outcome.directory,
         "error": outcome.error,
     }

@@ -13,7 +13,7 @@ test: $(READY)
 
 # The report in a real browser; on Debian its packages are installed if they are missing.
 test-browser: $(READY)
-	command -v chromium chromedriver >/dev/null || apt-get install --yes --quiet chromium chromium-driver
+	command -v chromium chromedriver >/dev/null || { apt-get update --quiet && apt-get install --yes --quiet chromium chromium-driver; }
 	$(BIN)/pytest -m browser
 
 lint: $(READY)

@@ -76,12 +76,21 @@ def lower_is_better(metric: str) -> bool:
     return metric.endswith("loss")
 
 
-def table(runs: Iterable[Document], target: Target | None) -> list[Document]:
-    """One row per recipe: means over seeds. A target counts as reached if every seed reached it."""
+def table(runs: Iterable[Document], target: Target | None, baseline: str | None = None) -> list[Document]:
+    """One row per recipe: means over seeds. A target counts as reached if every seed reached it.
+
+    With a ``baseline``, ``t2a`` is the simulated time to the target as a share of that recipe's (S3, section 5).
+    """
     groups: dict[str, list[Document]] = {}
     for run in runs:
         groups.setdefault(run["recipe"], []).append(run)
-    return [_summary(recipe, group, target) for recipe, group in groups.items()]
+    rows = [_summary(recipe, group, target) for recipe, group in groups.items()]
+    if baseline is not None:
+        its = next(row for row in rows if row["recipe"] == baseline).get("clock_to_target")
+        for row in rows:
+            own = row.get("clock_to_target")
+            row["t2a"] = own / its if own is not None and its else None
+    return rows
 
 
 def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Document:
@@ -91,7 +100,9 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
     row["target"] = None if target is None else f"{target.metric}={target.value}"
     row["reached"] = len(reached)
     row["rounds_to_target_by_seed"] = [None if hit is None else hit["round"] for hit in hits]
-    for name, key in (("rounds", "round"), ("up_bytes", "up_bytes"), ("down_bytes", "down_bytes")):
+    costs = [("rounds", "round"), ("up_bytes", "up_bytes"), ("down_bytes", "down_bytes")]
+    costs += [("clock", "clock")] if all("clock" in run["metrics"][-1] for run in runs) else []
+    for name, key in costs:
         row[f"{name}_to_target"] = mean(hit[key] for hit in reached) if len(reached) == len(runs) else None
     last = [run["metrics"][-1] for run in runs]
     for key in last[0]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice import recipes, tasks
+from fedslice.devices import Devices, devices
 from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment
@@ -41,6 +42,7 @@ class Request(BaseModel):
     chunk: Whole | None = None
     device: str = "cpu"
     measure: list[str] = Field(default_factory=list)
+    devices: str | None = None
     set: dict[str, Any] = Field(default_factory=dict)
 
     def command(self, verb: str = "run") -> str:
@@ -68,6 +70,7 @@ class Plan:
     chunk: int | None
     device: str
     measure: list[str]
+    devices: Devices | None
     config: dict[str, Any]
     command: str
 
@@ -83,6 +86,7 @@ class Plan:
             chunk=self.chunk,
             device=self.device,
             measure=self.measure,
+            devices=self.devices,
         )
 
 
@@ -136,6 +140,7 @@ def resolve(asked: Request) -> Plan:
     task_options, recipe_options = split_options(asked)
     recipe = recipes.get(asked.recipe).with_options(recipe_options)
     task = build_task(asked)
+    hardware = None if asked.devices is None else devices(asked.devices, len(task.federation), asked.seed)
     rounds, eval_every = asked.rounds or entry.rounds, asked.eval_every or entry.eval_every
     config = {
         "task": {"name": asked.task, "source": task.source, **entry.check(task_options).model_dump()},
@@ -147,6 +152,7 @@ def resolve(asked: Request) -> Plan:
         "chunk": asked.chunk,
         "device": asked.device,
         "measure": asked.measure,
+        **({} if hardware is None else {"devices": hardware.digest}),
     }
     return Plan(
         task,
@@ -159,6 +165,7 @@ def resolve(asked: Request) -> Plan:
         asked.chunk,
         asked.device,
         asked.measure,
+        hardware,
         config,
         asked.command(),
     )

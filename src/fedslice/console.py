@@ -23,7 +23,13 @@ Shown = list[Text | Table]
 
 _BAR = 40  # characters of a histogram's longest bar
 _RUN_ROWS = 20  # lines of a run's table: a screenful
-_NAMES = {"up_bytes": "up", "down_bytes": "down", "seconds": "time"}  # whose unit stands in the cell
+_NAMES = {
+    "up_bytes": "up",
+    "down_bytes": "down",
+    "seconds": "time",
+    "clock": "simulated",
+    "t2a": "T2A",
+}  # whose unit stands in the cell
 
 
 class Display:
@@ -114,6 +120,10 @@ def value(name: str, number: Any) -> str:
         return size(number)
     if name == "seconds":
         return f"{number:,.1f} s"
+    if name == "clock":
+        return f"{number / 3600:,.2f} h" if number >= 3600 else f"{number:,.1f} s"
+    if name == "t2a":
+        return f"{number:.1%}"
     if isinstance(number, float) and is_measured(name):
         if name.endswith("norm2"):
             return f"{number:.3e}"
@@ -160,20 +170,27 @@ def compare_tables(document: Document) -> Shown:
 
 
 def _target_table(rows: Sequence[Document]) -> Table:
-    table = _table(["recipe", "rounds", "up", "down", "seeds that reached it"])
+    names = [name for name in ("rounds", "up_bytes", "down_bytes", "clock") if f"{name}_to_target" in rows[0]]
+    relative = ["t2a"] if "t2a" in rows[0] else []
+    table = _table(["recipe", *names, *relative, "seeds that reached it"])
     for row in rows:
-        costs = [value(name, row[f"{name}_to_target"]) for name in ("rounds", "up_bytes", "down_bytes")]
+        costs = [value(name, row.get(f"{name}_to_target")) for name in names]
+        costs += [value(name, row[name]) for name in relative]
         table.add_row(row["recipe"], *costs, f"{row['reached']} of {len(row['seeds'])}")
     return table
 
 
 def _end_table(rows: Sequence[Document]) -> Table:
     scores = [name for name in rows[0] if is_measured(name) and not name.endswith("_std")]
-    costs = [name for name in ("up_bytes", "down_bytes", "rejected", "seconds") if any(row[name] for row in rows)]
+    costs = [
+        name
+        for name in ("up_bytes", "down_bytes", "rejected", "clock", "seconds")
+        if any(row.get(name) for row in rows)
+    ]
     table = _table(["recipe", *scores, *costs])
     for row in rows:
         cells = [f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}" for name in scores]
-        table.add_row(row["recipe"], *cells, *(value(name, row[name]) for name in costs))
+        table.add_row(row["recipe"], *cells, *(value(name, row.get(name)) for name in costs))
     return table
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedslice import rng
 from fedslice.combine import Total
+from fedslice.devices import Devices
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
 from fedslice.engines.memory import keep_freed
@@ -30,15 +31,16 @@ from fedslice.task import Task
 from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
-_NUMBERS = ("round", "up_bytes", "down_bytes", "rejected", "seconds")  # of an experiment's state
+_NUMBERS = ("round", "up_bytes", "down_bytes", "rejected", "clock", "seconds")  # of an experiment's state
 
 
 class Experiment:
     """A task trained by a recipe for a number of rounds.
 
     ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
-    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``, and what
-    the instruments named in ``measure`` find.
+    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``, what the
+    instruments named in ``measure`` find, and with ``devices`` the ``clock``: seconds that the rounds would have taken
+    on them, each as long as its slowest client (S3, equation 12).
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Experiment:
         chunk: int | None = None,
         device: str = "cpu",
         measure: Sequence[str] = (),
+        devices: Devices | None = None,
     ):
         for name, value in {
             "rounds": rounds,
@@ -74,12 +77,15 @@ class Experiment:
         self.task = self.recipe.select.population(self._measured)
         self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
         self.store = Store(len(self.task.federation), place)
-        self.world = World(self.task, seed, self.store)
+        if devices is not None and len(devices) != len(task.federation):
+            raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
+        self._devices = devices if self.recipe.select.remote else None
+        self.world = World(self.task, seed, self.store, self._devices)
         self.recipe.setup(self.world)
         self._sizes = self.task.federation.train.sizes.cpu()
         self.round = 0
         self.up_bytes = self.down_bytes = self.rejected = 0
-        self.seconds = 0.0
+        self.seconds = self.clock = 0.0
         self._asked = (engine, chunk)
         self._chosen: Choice | None = None
 
@@ -116,7 +122,7 @@ class Experiment:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total, reports = recipe.combine.begin(), Total()
-        met, losses = [], []
+        met, losses, times = [], [], []
         for clients, draws in cohort.chunks(engine.chunk, self._sizes):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
@@ -128,16 +134,24 @@ class Experiment:
             losses.append(trained.losses)
             self.rejected += int(broken.sum())
             if recipe.select.remote:
-                self._count_bytes(t, work.down, report.slice, message)
+                times.append(self._count(work, report.slice, message))
+        self.clock += max(times, default=0.0)
         mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
         share = len(cohort.clients) / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
         recipe.observe(RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum()))
 
-    def _count_bytes(self, t: int, down: Slice, up: Slice, message: Message) -> None:
+    def _count(self, work: Work, up: Slice, message: Message) -> float:
+        """Count a chunk's bytes; how long its slowest device takes, if there are devices."""
         codec, local, itemsize = self.recipe.codec, self.recipe.local, self.task.itemsize
-        self.up_bytes += int((message.bytes + local.up_bytes(up, itemsize)).sum())
-        self.down_bytes += int((codec.down_bytes(t, down, itemsize) + local.down_bytes(down, itemsize)).sum())
+        sent = message.bytes + local.up_bytes(up, itemsize)
+        received = codec.down_bytes(work.round, work.down, itemsize) + local.down_bytes(work.down, itemsize)
+        self.up_bytes += int(sent.sum())
+        self.down_bytes += int(received.sum())
+        if self._devices is None:
+            return 0.0
+        samples = work.real.sum((1, 2)).cpu()
+        return float(self._devices.seconds(work.clients.cpu(), samples, sent, received).max())
 
     def _train(self, work: Work) -> Trained:
         """Local training; layers with randomness of their own draw from the round's and the chunk's stream."""
@@ -150,7 +164,8 @@ class Experiment:
             scores = evaluate(self.task, self.model, self.seed)
             for instrument in self._instruments:  # pooled data, too, are measured as the federation they came from
                 scores |= instrument(self._measured, self.model)
-        return {"round": self.round, **scores, **counts, "seconds": self.seconds}
+        clock = {} if self._devices is None else {"clock": self.clock}
+        return {"round": self.round, **scores, **counts, **clock, "seconds": self.seconds}
 
     def panels(self) -> list[Panel]:
         """What the task and the parts of the recipe have to show beside the metrics, as of now."""

@@ -15,6 +15,7 @@ from fedslice.panel import Panel
 from fedslice.slice import Values
 
 if TYPE_CHECKING:
+    from fedslice.devices import Devices
     from fedslice.recipe import Recipe
     from fedslice.store import Store
     from fedslice.task import Task
@@ -33,6 +34,7 @@ class World:
     task: Task
     seed: int
     store: Store
+    devices: Devices | None = None
 
     @property
     def device(self) -> torch.device:

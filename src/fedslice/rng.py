@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     SLICE = 6
     DATA = 7
     NOISE = 8
+    DEVICES = 9
 
 
 def bits(*key: Words) -> NDArray[np.uint64]:

@@ -39,6 +39,9 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps.")]
 Measure = Annotated[list[str] | None, typer.Option(help="What else to log at evaluations: gradient-norms.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")]
 CheckpointSeconds = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
+DeviceList = Annotated[
+    str | None, typer.Option("--devices", help="Simulated devices, for a clock: feddd, or a CSV with one per client.")
+]
 EventFolder = Annotated[
     str | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files below this folder.")
 ]
@@ -59,6 +62,7 @@ def run(
     chunk: Chunk = None,
     device: Device = None,
     measure: Measure = None,
+    devices: DeviceList = None,
     resume: Resume = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
     tensorboard: EventFolder = None,
@@ -67,7 +71,7 @@ def run(
 ) -> None:
     """Train one task with one recipe."""
     fields = said(task, set_, recipe=recipe, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
-    fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure)
+    fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
     asked = request(fields)
     plan = resolve(asked)
     place = Path(asked.out) if asked.out else default_directory(plan)
@@ -82,6 +86,9 @@ def compare(
     task: TaskName,
     recipe_names: Annotated[str, typer.Option("--recipes", help="Methods, separated by commas.")] = "fedavg,fedsubavg",
     target: TargetText = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Recipe whose simulated time to the target counts as one; needs --devices.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, … or from --seed on.")] = 1,
     rounds: Rounds = None,
     cohort: CohortSize = None,
@@ -94,6 +101,7 @@ def compare(
     chunk: Chunk = None,
     device: Device = None,
     measure: Measure = None,
+    devices: DeviceList = None,
     resume: Resume = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
     tensorboard: EventFolder = None,
@@ -102,12 +110,14 @@ def compare(
 ) -> None:
     """Train one task with several recipes and seeds, and show when each reaches a target."""
     fields = said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
-    fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure)
+    fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
     names = [name.strip() for name in recipe_names.split(",") if name.strip()]
     if not names:
         raise UserError("--recipes names no recipe; give for example fedavg,fedsubavg.")
     asked = requests(fields, names, seeds)
     plans = [resolve(one) for one in asked]
+    if baseline is not None and (baseline not in names or devices is None or target is None):
+        raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
     aim = Target.parse(target, metric_names(plans[0].task)) if target is not None else None
     for plan in plans[::seeds]:
         plan.experiment()  # what cannot run is refused before the first run begins
@@ -118,7 +128,7 @@ def compare(
     runs = [
         _follow(plan, place, resume, checkpoint_seconds, tensorboard) for plan, place in zip(plans, places, strict=True)
     ]
-    document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim)}
+    document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim, baseline)}
     show(document, as_json, console.compare_tables)
     say(f"run directories: {places[0].parent}")
     write_report(places, report, aim)

@@ -1,6 +1,7 @@
 """fedslice.nn.LSTM against torch.nn.LSTM, alone and under vmap, and the sentiment model on both engines."""
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,17 @@ from fedslice.task import Task
 from toys import assert_close, double, run
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "python"])
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything holds for the loops in Python, and for the compiled ones where numba is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(recurrence, "compiled", lambda values: None)
+        else:
+            pytest.importorskip("numba", reason="the compiled loops need numba")
+        yield
 
 
 class Case(NamedTuple):

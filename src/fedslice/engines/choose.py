@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedslice.engines import forked
 from fedslice.engines.base import Engine
 from fedslice.engines.sequential import Sequential
 from fedslice.engines.vectorized import Vectorized
@@ -37,7 +36,6 @@ _GROUPED_SLOWDOWN = 0.1
 _PARALLEL_FLOPS = 2e7  # a step with less matrix work than this runs faster, and far steadier, on one thread
 _CHUNK_BYTES = 64 << 20  # what a chunk's values and activations may take: more falls out of the caches
 _MEMORY_BYTES = 1 << 30  # the same for a model whose main layer divides a chunk by itself (fedslice.nn.LSTM)
-_FORK_FLOPS = 2e9  # below this, a chunk with such a layer trains faster than other processes start
 
 
 class Choice(NamedTuple):
@@ -59,17 +57,13 @@ def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, coh
         raise unknown("engine", name, [*ENGINES, "auto"])
     one = _first_step(work.part(slice(1)))
     cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
-    loops = any(getattr(layer, "loops_in_python", False) for layer in task.module.modules())
-    room = _MEMORY_BYTES if loops else _CHUNK_BYTES
+    shares_out = any(getattr(layer, "keeps_to_the_cache", False) for layer in task.module.modules())
+    room = _MEMORY_BYTES if shares_out else _CHUNK_BYTES
     size = chunk or _even(cohort, max(1, int(room // cost.bytes)))
     kind, reason, forced = _kind(name, cost, task, local, work)
     together = cost.flops * (1 if kind is Sequential else size)
     threads = 1 if together < _PARALLEL_FLOPS else torch.get_num_threads()
-    engine = kind()
-    alone = together * work.label.shape[1] < _FORK_FLOPS or work.label.device.type != "cpu"
-    if loops and threads > 1 and forked.AVAILABLE and not alone:
-        engine = forked.Forked(engine, threads)
-    return Choice(engine, size, threads, reason, forced)
+    return Choice(kind(), size, threads, reason, forced)
 
 
 def _even(cohort: int, most: int) -> int:

@@ -16,7 +16,7 @@ class LSTM(nn.Module):
     gradient can be taken once; a second derivative is refused.
     """
 
-    loops_in_python = True  # over time, in small operations; however many clients come, it takes them in groups
+    keeps_to_the_cache = True  # however many clients come at once, it takes them in groups
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()

@@ -4,22 +4,30 @@ Values lie as [clients, time, samples, ...]. The rows of a client are then one m
 (inputs, gradients of weights), and a time step is one matrix per client for the product that does. Inside the loops
 there is that product and a few operations in place.
 
+Groups of clients run on threads of their own. Where numba is installed the loops are compiled
+(:mod:`fedslice.nn.kernels`); those in here do the same, for other devices and types of numbers and without numba.
+
 A sample that has ended runs on over zeros until the longest one ends. What it computes there is finite and cut off at
 the end, so it has no gradient either, and the loops need not know about lengths.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
 from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fedslice.errors import UserError
+from fedslice.nn.threads import shared_out
 
 _PER_LAYER = 4  # parameters
 # Bytes of recurrent weights that run together. Every time step reads them all, so they should stay in the cache; with
@@ -37,6 +45,26 @@ def recur(whole: bool, x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple
     """
     outputs, last, *_ = _Recurrence.apply(whole, x, lengths, *parameters)  # type: ignore[no-untyped-call]
     return outputs, last
+
+
+def compiled(values: Tensor) -> Any:
+    """The compiled loops, if there are any for such values; those that ``torch.func.grad`` wraps hide their memory."""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64) or is_wrapped(values):
+        return None
+    return _kernels()
+
+
+@cache
+def _kernels() -> Any:
+    """Loaded when they are first needed, because that takes a while."""
+    if find_spec("numba") is None:
+        return None
+    try:
+        from fedslice.nn import kernels
+    except ImportError as error:
+        warnings.warn(f"numba cannot be used, so the LSTM runs slower: {error}", stacklevel=2)
+        return None
+    return kernels
 
 
 class _Trace(NamedTuple):
@@ -73,7 +101,7 @@ class _Recurrence(Function):
             last[group] = trace.hidden[_ends(lengths[group])]
             return kept
 
-        return outputs, last, *chain.from_iterable(map(run, _groups(parameters[1])))
+        return outputs, last, *chain.from_iterable(shared_out(run, _groups(parameters[1])))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -96,7 +124,8 @@ class _Recurrence(Function):
         d_x = torch.zeros_like(x) if wanted_x else None
         gradients = [torch.empty_like(value) if need else None for value, need in zip(parameters, wanted, strict=True)]
 
-        for number, group in enumerate(_groups(parameters[1])):
+        def run(piece: tuple[int, slice]) -> None:
+            number, group = piece
             traces = [_Trace(*each) for each in kept[number * layers :][:layers]]
             here = _here(lengths[group])
             d_hidden = torch.zeros_like(traces[-1].hidden)
@@ -120,6 +149,7 @@ class _Recurrence(Function):
             if d_x is not None:
                 d_x[group, :, : d_states.shape[1]] = d_states.transpose(1, 2)
 
+        shared_out(run, [*enumerate(_groups(parameters[1]))])
         return None, d_x, None, *gradients
 
     @staticmethod
@@ -182,7 +212,7 @@ def _by_time(values: Tensor, here: Tensor) -> Tensor:
 
 
 def _forth(states: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> _Trace:
-    """One layer over all time steps: c ← f·c + i·g, h ← o·tanh(c)."""
+    """One layer over all time steps."""
     clients, steps, samples, _ = states.shape
     size = w_hh.shape[-1]
     bias = (b_ih + b_hh)[:, None]
@@ -190,6 +220,18 @@ def _forth(states: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tenso
     squashed = gates.new_empty(clients, steps, samples, size)
     cells, hidden = (gates.new_empty(clients, steps + 1, samples, size) for _ in range(2))
     cells[:, 0] = hidden[:, 0] = 0.0
+    trace = _Trace(gates, cells, squashed, hidden)
+    if (kernels := compiled(gates)) is None:
+        _fill(trace, w_hh)
+    else:
+        kernels.forth(*map(_array, (*trace, w_hh)))
+    return trace
+
+
+def _fill(trace: _Trace, w_hh: Tensor) -> None:
+    """From gates that hold what inputs and biases give: c ← f·c + i·g, h ← o·tanh(c)."""
+    gates, cells, squashed, hidden = trace
+    clients, _, samples, size = squashed.shape
     recurrent = gates.new_empty(clients, samples, 4 * size)  # a product runs batched only if its result is contiguous
     c, h = cells.unbind(1), hidden.unbind(1)
     i_f = gates[..., : 2 * size].unbind(1)
@@ -205,18 +247,26 @@ def _forth(states: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tenso
         c[t + 1].addcmul_(i[t], g[t])
         torch.tanh(c[t + 1], out=tanh_c)
         torch.mul(o[t], tanh_c, out=h[t + 1])
-    return _Trace(gates, cells, squashed, hidden)
 
 
 def _back(trace: _Trace, w_hh: Tensor, d_states: Tensor) -> Tensor:
-    """The gradient of a layer's gates before their nonlinearities [C, T, B, 4H], from that of its states.
+    """The gradient of a layer's gates before their nonlinearities [C, T, B, 4H], from that of its states."""
+    d_gates = torch.empty_like(trace.gates)
+    if (kernels := compiled(d_gates)) is None:
+        _unroll(trace, w_hh, d_states, d_gates)
+    else:
+        kernels.back(*map(_array, (trace.gates, trace.cells, trace.squashed, w_hh, d_states, d_gates)))
+    return d_gates
+
+
+def _unroll(trace: _Trace, w_hh: Tensor, d_states: Tensor, d_gates: Tensor) -> None:
+    """Step by step from the last.
 
     The gradient of i, f and g is that of the new cell times a factor, and of o that of the state times a factor. The
     factors depend on nothing that comes later, so they are laid down for all steps beforehand.
     """
     gates, cells, squashed, _ = trace
     size = squashed.shape[-1]
-    d_gates = torch.empty_like(gates)
     i, f, g, o = gates.chunk(4, -1)
     d_i, d_f, d_g, d_o = d_gates.chunk(4, -1)
     _through_sigmoid.grad_input(g, i, grad_input=d_i)
@@ -237,4 +287,8 @@ def _back(trace: _Trace, w_hh: Tensor, d_states: Tensor) -> Tensor:
         ifg_now.mul_(dc.unsqueeze(-2))
         dc.mul_(forget)
         later = now
-    return d_gates
+
+
+def _array(values: Tensor) -> Any:
+    """The same memory for a compiled loop; what is only read may be laid out anew first."""
+    return values.detach().contiguous().numpy()

@@ -1,0 +1,122 @@
+"""Curves of a method: its seeds, aligned by round, as a mean and a band, in no more points than an eye can see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedslice.compare import lower_is_better
+from fedslice.report.gather import Group, Method, Row, number
+
+Column = list[float | str | None]
+Columns = dict[str, Column]
+
+POINTS = 300  # of a curve: about one for two pixels
+_FEWEST = 60
+_ALL = 3000  # of a chart with many curves, which would else be slow to draw
+_DIGITS = 7
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What curves can be drawn over."""
+
+    name: str  # in the log
+    title: str
+
+
+AXES = (Axis("round", "round"), Axis("up_bytes", "uploaded bytes"), Axis("clock", "simulated time"))
+
+
+@dataclass(frozen=True)
+class Band:
+    """A number over the rounds of a method: mean, smallest and largest over the seeds that have it."""
+
+    mean: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All curves of a task as columns of one table; the names of columns follow the places of axes and metrics."""
+
+    axes: list[Axis]
+    metrics: list[str]
+    methods: list[str]
+    columns: Columns
+
+
+def curves(group: Group) -> Curves:
+    """Of all methods that have been evaluated. An axis along which nobody moves is left out."""
+    metrics = group.metrics
+    columns: Columns = {}
+    limit = min(POINTS, max(_FEWEST, _ALL // max(1, len(group.begun))))
+    for method in group.begun:
+        for name, column in _thinned(_columns(method, metrics), metrics, limit).items():
+            columns.setdefault(name, []).extend(column)
+    axes = [axis for axis in AXES if any(value is not None for value in columns.get(axis.name, []))]
+    return Curves(axes, metrics, [method.name for method in group.begun], columns)
+
+
+def align(method: Method, name: str) -> tuple[list[int], Band]:
+    """The rounds that any seed has, and a column of the log there."""
+    found: dict[int, list[float]] = {row["round"]: [] for run in method.begun for row in run.rows}
+    for run in method.begun:
+        rows: dict[int, Row] = {row["round"]: row for row in run.rows}
+        for at, row in rows.items():
+            value = number(row, name)
+            if value is not None:
+                found[at].append(value)
+    rounds = sorted(found)
+    values = [found[at] for at in rounds]
+    means, lows, highs = ([of(v) if v else None for v in values] for of in (fmean, min, max))
+    return rounds, Band(means, lows, highs, list(map(len, values)))
+
+
+def kept(length: int, limit: int, also: Sequence[int] = ()) -> list[int]:
+    """About ``limit`` of ``length`` places, evenly, with both ends and those that must not be lost."""
+    if length <= limit:
+        return list(range(length))
+    return sorted({place * (length - 1) // (limit - 1) for place in range(limit)} | set(also))
+
+
+def best(metric: str, values: Sequence[float | None]) -> int | None:
+    """Where a metric is at its best."""
+    there = [place for place, value in enumerate(values) if value is not None]
+    sign = 1 if lower_is_better(metric) else -1
+    return min(there, key=lambda place: sign * (values[place] or 0.0), default=None)
+
+
+def _columns(method: Method, metrics: Sequence[str]) -> Columns:
+    rounds, _ = align(method, "round")
+    columns: Columns = {"method": [method.name] * len(rounds), "round": list(map(float, rounds))}
+    for axis in AXES[1:]:
+        mean = align(method, axis.name)[1].mean
+        columns[axis.name] = [*mean] if any(mean) else [None] * len(rounds)  # who sends nothing has no place there
+    for place, metric in enumerate(metrics):
+        band = align(method, metric)[1]
+        columns |= {f"y{place}": [*band.mean], f"y{place}_seeds": [*map(float, band.seeds)]}
+        for side, values in (("low", band.low), ("high", band.high)):
+            columns[f"y{place}_{side}"] = [v if n > 1 else None for v, n in zip(values, band.seeds, strict=True)]
+    return columns
+
+
+def _thinned(columns: Columns, metrics: Sequence[str], limit: int) -> Columns:
+    peaks = [best(metric, _numbers(columns[f"y{place}"])) for place, metric in enumerate(metrics)]
+    places = kept(len(columns["round"]), limit, [place for place in peaks if place is not None])
+    return {name: [_rounded(column[place]) for place in places] for name, column in columns.items()}
+
+
+def _numbers(column: Column) -> list[float | None]:
+    return [value if isinstance(value, float | int) else None for value in column]
+
+
+def _rounded(value: float | str | None) -> float | str | None:
+    """Seven digits are more than a chart can show, and halve the page."""
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.{_DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 2**53 else short

@@ -143,7 +143,7 @@ def resolve(asked: Request) -> Plan:
     hardware = None if asked.devices is None else devices(asked.devices, len(task.federation), asked.seed)
     rounds, eval_every = asked.rounds or entry.rounds, asked.eval_every or entry.eval_every
     config = {
-        "task": {"name": asked.task, "source": task.source, **entry.check(task_options).model_dump()},
+        "task": {**entry.check(task_options).model_dump(), "name": asked.task, "source": task.source},
         "recipe": {"name": asked.recipe, **recipe.settings()},
         "rounds": rounds,
         "seed": asked.seed,

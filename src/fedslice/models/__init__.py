@@ -1,7 +1,8 @@
 """The models of the papers' tasks: plain `nn.Module`s that work alone and stacked under `torch.func.vmap`."""
 
 from fedslice.models.din import DIN
+from fedslice.models.images import ImageClassifier
 from fedslice.models.logistic import SparseLogistic
 from fedslice.models.sentiment import SentimentLSTM
 
-__all__ = ["DIN", "SentimentLSTM", "SparseLogistic"]
+__all__ = ["DIN", "ImageClassifier", "SentimentLSTM", "SparseLogistic"]

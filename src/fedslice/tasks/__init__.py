@@ -1,7 +1,7 @@
 """The tasks that come with the library, by name."""
 
 from fedslice.errors import unknown
-from fedslice.tasks import amazon, example1, hotcold, movielens, renttherunway, sent140, taobao
+from fedslice.tasks import amazon, example1, hotcold, images, movielens, renttherunway, sent140, taobao
 from fedslice.tasks.entry import Entry
 
 TASKS: dict[str, Entry] = {
@@ -12,6 +12,7 @@ TASKS: dict[str, Entry] = {
     "sent140": sent140.ENTRY,
     "renttherunway": renttherunway.ENTRY,
     "taobao": taobao.ENTRY,
+    **{entry.name: entry for entry in images.ENTRIES},
 }
 
 

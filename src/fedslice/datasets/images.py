@@ -1,0 +1,76 @@
+"""What readers of image sets share: the samples, the bytes of a file, and where the files lie."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedslice.errors import UserError
+
+CLASSES = 10
+MAX_BYTES = 1 << 28
+"""The largest file of these sets has 47 million bytes: far more is a mistake or made to fill the memory."""
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images as they are stored, one byte per pixel and channel, and the class of each."""
+
+    image: NDArray[np.uint8]  # [samples, channels, height, width]
+    label: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def take(self, index: NDArray[np.int64]) -> Images:
+        """The chosen samples, in the given order."""
+        return Images(self.image[index], self.label[index])
+
+
+def load(file: Path) -> bytes:
+    """A file's bytes, unpacked if it ends in .gz; block by block, so that a small archive cannot fill the memory."""
+    blocks: list[bytes] = []
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            while len(blocks) * _BLOCK_BYTES <= MAX_BYTES and (block := stream.read(_BLOCK_BYTES)):
+                blocks.append(block)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{file} cannot be read as a gzip archive ({error}), expected the whole archive; fetch it again."
+        ) from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror or error}); check it and its permissions.") from error
+    raw = b"".join(blocks)
+    if len(raw) > MAX_BYTES:
+        raise UserError(f"{file} has more than {MAX_BYTES:,} bytes, expected far less; fetch the official file.")
+    return raw
+
+
+def folder(path: Path, inner: Iterable[str], sign: Iterable[str], name: str) -> Path:
+    """The first of ``path / inner`` that holds one of the files in ``sign``."""
+    signs = list(sign)
+    for place in [path / one for one in inner]:
+        if any((place / file).is_file() for file in signs):
+            return place
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder, expected the one that holds {name}.")
+    raise UserError(f"{path} holds no {' or '.join(signs)}; give the folder with the official files of {name}.")
+
+
+def checked(place: str, label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Labels, after they were seen to be classes."""
+    wrong = np.flatnonzero((label < 0) | (label >= CLASSES))
+    if len(wrong):
+        raise UserError(
+            f"{place}, sample {wrong[0] + 1}: the label is {label[wrong[0]]}, expected 0 to {CLASSES - 1}; "
+            "fetch the file again."
+        )
+    return label

@@ -121,6 +121,13 @@ def curves(found: Curves, metric: str, axis: Axis, target: Target | None, width:
     return _spec(chart.properties(description=f"{over}: {', '.join(found.methods)}"))
 
 
+def still(spec: Spec) -> Spec:
+    """The same curves where nothing can be pointed at: without the points that show numbers."""
+    layers = [layer for layer in spec["layer"] if layer["mark"]["type"] != "point"]
+    params = [param for param in spec.get("params", ()) if param["name"] != "nearest"]
+    return spec | {"layer": layers, "params": params}
+
+
 def panel(shown: Panel, name: str, width: int | Literal["container"]) -> Spec:
     """A panel as its part asks for it. Bars over numbers touch each other, as a histogram's do."""
     x, y = _channel(alt.X, shown, "x"), _channel(alt.Y, shown, "y")

@@ -37,7 +37,7 @@ def save(
         found = curves(group)
         for metric in found.metrics:
             for axis in found.axes:
-                spec = charts.curves(found, metric, axis, aimed, _WIDTH)
+                spec = charts.still(charts.curves(found, metric, axis, aimed, _WIDTH))
                 path = _free(folder, f"{group.title} {metric} over {axis.title}", kind, written)
                 written[_draw(spec, "curves", found.columns, path, kind)] = None
         for shown in (one for side in panels(group) for one in side):

@@ -33,6 +33,12 @@ def test_a_histogram_counts_every_value_once_between_the_extremes(values: list[f
     assert min(values) <= min(places) <= max(places) <= max(values)
 
 
+def test_steps_of_one_size_make_no_teeth() -> None:
+    values = torch.arange(97) * 0.36 + 5
+    counts = [row["clients"] for row in histogram("sizes", values, "kB").rows]
+    assert counts == [4] * 24 + [1]
+
+
 def test_a_panel_whose_rows_lack_a_column_is_refused() -> None:
     for more in ({"rows": [{"k": 1}]}, {"color": "c"}, {"mark": "pie"}, {"surprise": 1}):
         with pytest.raises(ValidationError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +10,7 @@ from torch import Tensor
 
 Cell = int | float | str | None
 _BINS = 30
+_STEPS = 10**6  # values closer than this share of their range are one
 
 
 class Panel(BaseModel):
@@ -39,12 +39,19 @@ class Panel(BaseModel):
 
 
 def histogram(title: str, values: Tensor, x: str, y: str = "clients", note: str = "") -> Panel:
-    """How many of ``values`` lie where: bins of one width from the smallest to the largest."""
+    """How many of ``values`` lie where, in bins of one width.
+
+    Sizes come in steps, those of a row or a channel. A bin holds a whole number of steps: else some would hold one
+    more than their neighbours, and the histogram had teeth.
+    """
     values = values.detach().cpu().double()
     low, high = (float(value) for value in values.aminmax())
-    if low == high:
-        return Panel(title=title, note=note, mark="bar", x=x, y=y, rows=[{x: low, y: len(values)}])
-    counts = torch.histc(values, _BINS, low, high).long().tolist()
-    width = (high - low) / _BINS
-    rows: Sequence[dict[str, Any]] = [{x: low + (k + 0.5) * width, y: count} for k, count in enumerate(counts)]
-    return Panel(title=title, note=note, mark="bar", x=x, y=y, rows=list(rows))
+    gaps = values.unique().diff()
+    step = max(float(gaps.min()), (high - low) / _STEPS) if len(gaps) else 1.0
+    places = ((values - low) / step).round().long()
+    steps = -(-(int(places.max()) + 1) // _BINS)
+    rows: list[dict[str, Cell]] = [
+        {x: min(low + (k * steps + (steps - 1) / 2) * step, high), y: count}
+        for k, count in enumerate(torch.bincount(places // steps).tolist())
+    ]
+    return Panel(title=title, note=note, mark="bar", x=x, y=y, rows=rows)

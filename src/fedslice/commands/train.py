@@ -115,9 +115,9 @@ def compare(
     if not names:
         raise UserError("--recipes names no recipe; give for example fedavg,fedsubavg.")
     asked = requests(fields, names, seeds)
-    plans = [resolve(one) for one in asked]
-    if baseline is not None and (baseline not in names or devices is None or target is None):
+    if baseline is not None and (baseline not in names or asked[0].devices is None or target is None):
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
+    plans = [resolve(one) for one in asked]
     aim = Target.parse(target, metric_names(plans[0].task)) if target is not None else None
     for plan in plans[::seeds]:
         plan.experiment()  # what cannot run is refused before the first run begins

@@ -28,15 +28,16 @@ from fedslice.panel import Panel
 from fedslice.runs import checkpoint as checkpoints
 from fedslice.runs.environment import describe
 
-_CONFIG = "config.json"
-_ENVIRONMENT = "environment.json"
-_ORIGIN = "origin.json"
-_PANELS = "panels.json"
-_METRICS = "metrics.jsonl"
+# The names of its files.
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+ORIGIN = "origin.json"
+PANELS = "panels.json"
+METRICS = "metrics.jsonl"
 _CHECKPOINT = "checkpoint.safetensors"
-_FINISHED = "finished.json"
-_REPLACED = (_CONFIG, _ENVIRONMENT, _ORIGIN, _PANELS, _METRICS, _CHECKPOINT, _FINISHED)
-_LOCK = "lock"
+FINISHED = "finished.json"
+_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, _CHECKPOINT, FINISHED)
+LOCK = "lock"
 _ABSENT = object()
 
 
@@ -75,7 +76,7 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         """Whether the run is complete."""
-        return (self.path / _FINISHED).exists()
+        return (self.path / FINISHED).exists()
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of the log, oldest first."""
@@ -85,7 +86,7 @@ class RunDirectory:
                 rows.append(json.loads(line))
             except ValueError as error:
                 raise UserError(
-                    f"{self.path / _METRICS}, line {number} is not JSON ({error}); "
+                    f"{self.path / METRICS}, line {number} is not JSON ({error}); "
                     "restore the file from a copy, or start the run again in another --out"
                 ) from error
         return rows
@@ -93,7 +94,7 @@ class RunDirectory:
     def log(self, row: dict[str, Any]) -> None:
         """Append one row, and return when it is on disk. NaN and infinity, which JSON lacks, become null."""
         rows = self._writable()
-        with (self.path / _METRICS).open("a", encoding="utf-8") as file:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -107,12 +108,12 @@ class RunDirectory:
     def origin(self, command: str) -> None:
         """Note the command that makes this run."""
         self._writable()
-        _write_json(self.path / _ORIGIN, {"command": command})
+        _write_json(self.path / ORIGIN, {"command": command})
 
     def panels(self, panels: Sequence[Panel]) -> None:
         """Replace what there is to show beside the metrics."""
         self._writable()
-        _write_json(self.path / _PANELS, [_finite(panel.model_dump(exclude_defaults=True)) for panel in panels])
+        _write_json(self.path / PANELS, [_finite(panel.model_dump(exclude_defaults=True)) for panel in panels])
 
     def resume(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint as (round, tensors, meta), and the log cut back to it; None if there is none.
@@ -127,7 +128,7 @@ class RunDirectory:
 
     def finish(self) -> None:
         """Mark the run as complete. Nothing can be written to it from then on, so the lock is released."""
-        _write_json(self.path / _FINISHED, {"metric_rows": self._writable()})
+        _write_json(self.path / FINISHED, {"metric_rows": self._writable()})
         self.close()
 
     def close(self) -> None:
@@ -152,16 +153,16 @@ class RunDirectory:
             return
         for name in _REPLACED:
             checkpoints.discard_partial(self.path / name)
-        if not (self.path / _CONFIG).exists():
-            _write_json(self.path / _CONFIG, wanted)
+        if not (self.path / CONFIG).exists():
+            _write_json(self.path / CONFIG, wanted)
             self._cut_log(0)
         elif not resume:
             raise UserError(
                 f"{self.path} holds an unfinished run with these settings; "
                 "add --resume to continue it, or choose another --out"
             )
-        if not (self.path / _ENVIRONMENT).exists():
-            _write_json(self.path / _ENVIRONMENT, describe())
+        if not (self.path / ENVIRONMENT).exists():
+            _write_json(self.path / ENVIRONMENT, describe())
 
     def _refuse_strangers(self) -> None:
         """Never begin a run among files that are not ours; a run whose beginning was interrupted is ours."""
@@ -170,15 +171,15 @@ class RunDirectory:
         if not self.path.exists():
             return
         found = {entry.name for entry in self.path.iterdir()}
-        strangers = found - {_LOCK, *map(checkpoints.partial_name, _REPLACED)}
-        if strangers and _CONFIG not in found:
+        strangers = found - {LOCK, *map(checkpoints.partial_name, _REPLACED)}
+        if strangers and CONFIG not in found:
             raise UserError(
-                f"{self.path} holds {min(strangers)!r} but no run (no {_CONFIG}); "
+                f"{self.path} holds {min(strangers)!r} but no run (no {CONFIG}); "
                 "choose another --out, or an empty directory"
             )
 
     def _refuse_other(self, wanted: dict[str, Any]) -> None:
-        path = self.path / _CONFIG
+        path = self.path / CONFIG
         if not path.exists():
             return
         try:
@@ -206,16 +207,16 @@ class RunDirectory:
         lines = self._lines()
         if len(lines) < rows:
             raise UserError(
-                f"{self.path / _METRICS} has {len(lines)} rows, but its checkpoint was taken after {rows}; "
+                f"{self.path / METRICS} has {len(lines)} rows, but its checkpoint was taken after {rows}; "
                 "restore both from one copy, or delete both and the run starts over from its first round"
             )
-        with checkpoints.replacing(self.path / _METRICS) as fresh:
+        with checkpoints.replacing(self.path / METRICS) as fresh:
             fresh.write_bytes(b"".join(lines[:rows]))
         self._rows = rows
 
     def _lines(self) -> list[bytes]:
         """The complete lines of the log: what follows the last newline was cut off by a crash."""
-        path = self.path / _METRICS
+        path = self.path / METRICS
         if not path.exists():
             return []
         return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
@@ -225,7 +226,7 @@ def _lock(path: Path) -> int:
     """Take the run for this process. The system releases the lock when the process ends, however it ends."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"no run can be written to {path} ({error.strerror}); choose another --out") from error
     try:

@@ -13,9 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 from fedslice.errors import UserError
 from fedslice.panel import Panel
 from fedslice.recipe import first_problem
-from fedslice.runs.directory import RunDirectory
+from fedslice.runs.directory import CONFIG, ENVIRONMENT, METRICS, ORIGIN, PANELS, RunDirectory
 
-_PANELS = TypeAdapter(list[Panel])
+_LIST = TypeAdapter(list[Panel])
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ def find(places: Iterable[Path]) -> list[Path]:
             raise UserError(f"{place} is not a directory; give run directories, or a directory that holds some.")
         here = [place] if _is_run(place) else sorted(entry for entry in place.iterdir() if _is_run(entry))
         if not here:
-            raise UserError(f"{place} holds no run (no config.json in it or right below it); give run directories.")
+            raise UserError(f"{place} holds no run (no {CONFIG} in it or right below it); give run directories.")
         found |= dict.fromkeys(here)
     return list(found)
 
 
 def read(path: Path) -> Run:
     """One run, as far as it has come."""
-    config = _object(path / "config.json")
+    config = _object(path / CONFIG)
     for key, kind in (("task", dict), ("recipe", dict), ("seed", int), ("rounds", int)):
         value = config.get(key)
         if not isinstance(value, kind) or (isinstance(value, dict) and not isinstance(value.get("name"), str)):
-            raise UserError(f"{path / 'config.json'}: {key!r} is {value!r:.60}, which no run of fedslice writes there.")
-    origin = _object(path / "origin.json") if (path / "origin.json").exists() else {}
-    environment = _object(path / "environment.json") if (path / "environment.json").exists() else {}
+            raise UserError(f"{path / CONFIG}: {key!r} is {value!r:.60}, which no run of fedslice writes there.")
+    origin = _object(path / ORIGIN) if (path / ORIGIN).exists() else {}
+    environment = _object(path / ENVIRONMENT) if (path / ENVIRONMENT).exists() else {}
     run = RunDirectory(path)
     command = origin.get("command")
     return Run(
@@ -80,14 +80,14 @@ def read(path: Path) -> Run:
         config,
         environment,
         command if isinstance(command, str) else None,
-        _panels(path / "panels.json"),
+        _panels(path / PANELS),
         _rows(path, run),
         run.finished,
     )
 
 
 def _is_run(place: Path) -> bool:
-    return place.is_dir() and (place / "config.json").exists()
+    return place.is_dir() and (place / CONFIG).exists()
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def _rows(path: Path, run: RunDirectory) -> list[dict[str, Any]]:
     rows = run.metrics()
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or type(row.get("round")) is not int:
-            raise UserError(f"{path / 'metrics.jsonl'}, line {number} is no row with a round; give another directory.")
+            raise UserError(f"{path / METRICS}, line {number} is no row with a round; give another directory.")
         for name, value in row.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise UserError(f"{path / 'metrics.jsonl'}, line {number}: {name} is {value!r:.60}, expected a number.")
+                raise UserError(f"{path / METRICS}, line {number}: {name} is {value!r:.60}, expected a number.")
     return rows
 
 
@@ -115,6 +115,6 @@ def _panels(path: Path) -> list[Panel]:
     if not path.exists():
         return []
     try:
-        return _PANELS.validate_json(path.read_bytes())
+        return _LIST.validate_json(path.read_bytes())
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; delete the file, and the report leaves it out.") from None

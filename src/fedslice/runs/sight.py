@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedslice.runs.directory import FINISHED as FINISHED_FILE
+from fedslice.runs.directory import LOCK, METRICS
 from fedslice.runs.naming import short_names
 from fedslice.runs.reading import Run, find, read
 
@@ -58,7 +60,7 @@ class Watcher:
 
     def _read(self, path: Path, held: bool) -> tuple[Run, str]:
         """The lock is looked at first: a run says that it is finished before it lets go of it."""
-        mark = tuple(_mark(path / name) for name in ("metrics.jsonl", "finished.json"))
+        mark = tuple(_mark(path / name) for name in (METRICS, FINISHED_FILE))
         if self._known.get(path, (None,))[0] != mark:
             self._known[path] = mark, read(path)
         run = self._known[path][1]
@@ -68,7 +70,7 @@ class Watcher:
 def held(path: Path) -> bool:
     """Does a process write this run? Asked with a shared lock: who watches must not look like who writes."""
     try:
-        descriptor = os.open(path / "lock", os.O_RDONLY)
+        descriptor = os.open(path / LOCK, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:

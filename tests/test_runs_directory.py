@@ -107,6 +107,23 @@ def test_a_run_killed_while_it_begins_can_be_begun_again(tmp_path: Path) -> None
             assert json.loads((path / "environment.json").read_text())["python"] == platform.python_version()
 
 
+def test_no_process_is_started_while_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A started process inherits the lock, and holds it after the run was killed until it has loaded its program."""
+    held: list[str] = []
+
+    def start_nothing(*_: Any, **__: Any) -> None:
+        held.extend(path.name for path in tmp_path.rglob(directory.LOCK))
+        raise OSError("no process here")  # the answer of a system without the program: it is then done without
+
+    monkeypatch.setattr("subprocess.Popen.__init__", start_nothing)
+    monkeypatch.setattr(platform, "_uname_cache", None)  # the answer may be remembered from another test
+    with opened(tmp_path / "run") as run:
+        run.resume()
+        run.log({"round": 0})
+        run.finish()
+    assert not held
+
+
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     process, reports = start(tmp_path / "run")
     reports.recv()

@@ -65,9 +65,11 @@ class RunDirectory:
         run._refuse_strangers()
         run._refuse_other(wanted)
         if not run.finished:  # a finished run is only read: by many at once, and from a disk nobody may write to
+            # Before the lock: it starts a process, which would inherit the lock and outlive a killed run by a moment.
+            environment = describe()
             run._lock = _lock(path)
             try:
-                run._begin(wanted, resume)
+                run._begin(wanted, environment, resume)
             except BaseException:
                 run.close()
                 raise
@@ -145,7 +147,7 @@ class RunDirectory:
     ) -> None:
         self.close()
 
-    def _begin(self, wanted: dict[str, Any], resume: bool) -> None:
+    def _begin(self, wanted: dict[str, Any], environment: dict[str, Any], resume: bool) -> None:
         """Everything that needs the lock. What was found before it was taken may have changed meanwhile."""
         self._refuse_other(wanted)
         if self.finished:
@@ -162,7 +164,7 @@ class RunDirectory:
                 "add --resume to continue it, or choose another --out"
             )
         if not (self.path / ENVIRONMENT).exists():
-            _write_json(self.path / ENVIRONMENT, describe())
+            _write_json(self.path / ENVIRONMENT, environment)
 
     def _refuse_strangers(self) -> None:
         """Never begin a run among files that are not ours; a run whose beginning was interrupted is ours."""

@@ -19,6 +19,7 @@ from fedslice.datasets import amazon as amazon_files
 from fedslice.federation import Federation, Ragged
 from fedslice.models import DIN
 from fedslice.parts import World
+from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.store import Store
 from fedslice.task import Task
@@ -417,7 +418,7 @@ def test_coefficients_are_those_the_authors_published() -> None:
     tables = {"item.weight": ("item", "history")}
     task = Task(federation, lambda: DIN(amazon_files.USERS, amazon_files.ITEMS), amazon.cross_entropy, tables=tables)
     heat = HeatCorrected()
-    heat.setup(World(task, 0, Store(len(federation))))
+    heat.setup(World(task, 0, Store(len(federation)), Recipe()))
     found = heat.coefficients("item.weight")
     published = torch.tensor([float(line) for line in (ELECTRONICS / "item_coef.txt").read_text().split()])
     assert len(found) == len(published) == 33_136

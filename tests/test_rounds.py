@@ -27,6 +27,7 @@ from toys import (
     Plain,
     assert_close,
     assert_same,
+    begun,
     double,
     fitting,
     index_set,
@@ -345,7 +346,7 @@ def test_another_seed_is_another_run(name: str) -> None:
 def test_a_resumed_experiment_continues_to_the_bit(name: str, stop: int) -> None:
     task, recipe = fitting(name)
     tensors, numbers = everything(run(task, recipe, rounds=stop))
-    resumed = Experiment(task, recipe, rounds=6)
+    resumed = begun(task, recipe, rounds=6)
     resumed.load_state_dict(tensors, numbers | {"seconds": 0.0})
     rows = resumed.run()
     assert rows[0]["round"] > stop, "the start is not told again"

@@ -72,4 +72,4 @@ def test_a_foreign_payload_is_refused() -> None:
     with pytest.raises(UserError, match="extent"):
         wire.unpack(dataclasses.replace(header, parameters={"dense": (0, None)}), payload, SHAPES)
     with pytest.raises(UserError, match="positions"):
-        wire.unpack(dataclasses.replace(header, axes=((40, 41),)), payload, SHAPES)
+        wire.unpack(dataclasses.replace(header, axes=((40, 41, False),)), payload, SHAPES)

@@ -12,11 +12,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedslice.devices import Devices
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation, Ragged, Samples
 from fedslice.parts import World
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
+from fedslice.select import FedCS, Oort
 from fedslice.slice import Axis, Slice, Values
 from fedslice.store import Store
 from fedslice.task import Task
@@ -153,23 +155,33 @@ def fitting(name: str, **options: Any) -> tuple[Task, Recipe]:
         "centralsgd": {"cohort": 2},
         "feddd": {"rate": 0.5, "full_every": 3},
         "flss": {"cohort": 4, "rank": 3, "warmup": 2, "every": 3},
+        "fedcs": {"budget": 0.7},
+        "oort": {"budget": 0.7},
     }
-    task = mlp() if name in ("feddd", "flss") else pair() if name == "fdrl" else recommender()
+    channelled = ("feddd", "flss", "heterofl", "fjord")
+    task = mlp() if name in channelled else pair() if name == "fdrl" else recommender()
     own = small.get(name, {"cohort": 4}) | {"iterations": 3, "batch_size": 4, "lr": 0.05}
     if "epochs" in options:
         own.pop("iterations")
     return task, RECIPES[name].with_options(own | options)
 
 
+def begun(task: Task, recipe: Recipe, **options: Any) -> Experiment:
+    """An experiment, with devices if its recipe cannot do without."""
+    if isinstance(recipe.select, FedCS | Oort):
+        options.setdefault("devices", Devices.drawn(len(task.federation), 0))
+    return Experiment(task, recipe, **options)
+
+
 def run(task: Task, recipe: Recipe, rounds: int = 1, **options: Any) -> Experiment:
     """An experiment that has run its rounds."""
-    experiment = Experiment(task, recipe, rounds=rounds, **options)
+    experiment = begun(task, recipe, rounds=rounds, **options)
     experiment.run()
     return experiment
 
 
 def world(task: Task, seed: int = 0) -> World:
-    return World(task, seed, Store(len(task.federation)))
+    return World(task, seed, Store(len(task.federation)), Recipe())
 
 
 def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:

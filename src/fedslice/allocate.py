@@ -104,6 +104,15 @@ def allocate(
     return _finished(rates, share, own)
 
 
+def check_budget(budget: float, most: float) -> None:
+    """Refuse a budget that is missed even if everybody drops the most they may."""
+    if 1 - budget > most + _SAME:
+        raise UserError(
+            f"A={budget:.12g} leaves {1 - budget:.12g} to be dropped, but D_max={most:.12g} is the most that any "
+            f"client may drop; give A of at least {1 - most:.12g} or D_max of at least {1 - budget:.12g}."
+        )
+
+
 def allocate_lp(
     sizes: ArrayLike,
     seconds_per_share: ArrayLike,
@@ -228,11 +237,7 @@ def _checked(
     _number("budget", budget, 1)
     _number("most", most, 1)
     _number("delta", delta)
-    if 1 - budget > most + _SAME:
-        raise UserError(
-            f"A={budget:.12g} leaves {1 - budget:.12g} to be dropped, but D_max={most:.12g} is the most that any "
-            f"client may drop; give A of at least {1 - most:.12g} or D_max of at least {1 - budget:.12g}."
-        )
+    check_budget(budget, most)
     return vectors
 
 

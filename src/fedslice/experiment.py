@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,9 +81,9 @@ class Experiment:
         if devices is not None and len(devices) != len(task.federation):
             raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
         self._devices = devices if self.recipe.select.remote else None
-        self.world = World(self.task, seed, self.store, self._devices)
+        self.world = World(self.task, seed, self.store, self.recipe, self._devices)
         self.recipe.setup(self.world)
-        self._sizes = self.task.federation.train.sizes.cpu()
+        self._likeness = self._alike()
         self.round = 0
         self.up_bytes = self.down_bytes = self.rejected = 0
         self.seconds = self.clock = 0.0
@@ -123,7 +124,7 @@ class Experiment:
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total, reports = recipe.combine.begin(), Total()
         met, losses, times = [], [], []
-        for clients, draws in cohort.chunks(engine.chunk, self._sizes):
+        for clients, draws in cohort.chunks(engine.chunk, self._likeness):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
             sent, report, broken = upload(world, recipe, self.model, work, trained.end)
@@ -152,6 +153,14 @@ class Experiment:
             return 0.0
         samples = work.real.sum((1, 2)).cpu()
         return float(self._devices.seconds(work.clients.cpu(), samples, sent, received).max())
+
+    def _alike(self) -> Tensor:
+        """A number per client: those with similar ones take similar steps, on networks of similar width."""
+        sizes = self.task.federation.train.sizes.cpu()
+        if not self.recipe.slices.narrows:
+            return sizes
+        order = np.lexsort((sizes.numpy(), self.recipe.slices.held().numpy()))
+        return torch.from_numpy(order).argsort()
 
     def _train(self, work: Work) -> Trained:
         """Local training; layers with randomness of their own draw from the round's and the chunk's stream."""

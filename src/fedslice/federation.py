@@ -19,6 +19,8 @@ from fedslice.errors import UserError, unknown
 
 PAD = 0  # the id that fills a sequence up inside a batch; its row belongs to everyone
 
+_MOST_CLASSES = 10_000  # more different labels than this are measurements
+
 
 class Ragged:
     """Sequences of differing lengths: sample i is the ``lengths[i]`` values that begin at ``offsets[i]``.
@@ -108,6 +110,16 @@ class Samples:
             else:
                 features[name] = column[index]
         return features, self.label[index]
+
+    def label_shares(self) -> Tensor:
+        """[clients, classes]: how each client's samples divide among the labels; one class if labels are no classes."""
+        classes, place = torch.unique(self.label.cpu(), return_inverse=True, dim=0)
+        if len(classes) > _MOST_CLASSES:
+            return torch.ones(len(self.sizes), 1, dtype=torch.float64)
+        owner = torch.repeat_interleave(torch.arange(len(self.sizes)), self.sizes.cpu())
+        counts = torch.bincount(owner * len(classes) + place, minlength=len(self.sizes) * len(classes))
+        counts = counts.view(len(self.sizes), len(classes)).double()
+        return counts / counts.sum(1, keepdim=True)
 
     def take(self, index: Tensor, offsets: Tensor) -> Samples:
         """The chosen samples, with the offsets of the clients they then belong to."""

@@ -34,7 +34,16 @@ class World:
     task: Task
     seed: int
     store: Store
+    recipe: Recipe
     devices: Devices | None = None
+
+    def round_bytes(self) -> Tensor:
+        """What each client holds, in bytes: what it would exchange each way if it exchanged all of it."""
+        return self.recipe.slices.held() * self.task.itemsize
+
+    def round_samples(self) -> Tensor:
+        """How many samples each client trains on in a round, passes counted."""
+        return self.recipe.local.samples(self.task.federation.train.sizes.cpu(), self.recipe.select.batch_scale())
 
     @property
     def device(self) -> torch.device:

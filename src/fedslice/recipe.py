@@ -14,25 +14,23 @@ from fedslice.errors import UserError, unknown
 from fedslice.parts import Part, RoundEnd, World
 from fedslice.slice import Values
 
-# What can stand in each place of a recipe, by name.
-PARTS: dict[str, dict[str, type[Part]]] = {
-    place: {kind.label: kind for kind in kinds}
-    for place, kinds in {
-        "select": (select.Uniform, select.Everyone, select.Pooled),
-        "slices": (slices.Whole, slices.FeatureRows, slices.ChannelDropout, slices.Shared),
-        "local": (local.SGD, local.Prox, local.Scaffold),
-        "codec": (codecs.Dense, codecs.StreamingSubspace),
-        "combine": (combine.Mean, combine.HeatCorrected, combine.Coverage),
-        "server": (
-            server.ServerSGD,
-            server.Momentum,
-            server.Adagrad,
-            server.Adam,
-            server.Yogi,
-            server.ScaffoldApprox,
-        ),
-    }.items()
+_KINDS: dict[str, tuple[type[Part], ...]] = {
+    "select": (select.Uniform, select.Everyone, select.FedCS, select.Oort, select.Pooled),
+    "slices": (slices.Whole, slices.FeatureRows, slices.ChannelDropout, slices.Width, slices.Shared),
+    "local": (local.SGD, local.Prox, local.Scaffold),
+    "codec": (codecs.Dense, codecs.StreamingSubspace),
+    "combine": (combine.Mean, combine.HeatCorrected, combine.Coverage),
+    "server": (
+        server.ServerSGD,
+        server.Momentum,
+        server.Adagrad,
+        server.Adam,
+        server.Yogi,
+        server.ScaffoldApprox,
+    ),
 }
+# What can stand in each place of a recipe, by name.
+PARTS = {place: {kind.label: kind for kind in kinds} for place, kinds in _KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -66,14 +64,15 @@ class Recipe:
         """May training be confined to the table rows that the batches name?
 
         Yes if the rest ends in a known place (local), which need not be encoded to arrive there (codec), and no client
-        has values of its own to carry on (slices).
+        has values of its own to carry on or to hold back (slices).
         """
         arrives = self.codec.exact if self.local.drifts else self.codec.keeps_zeros
-        return self.local.follows_gradient and arrives and not self.slices.remembers
+        plain = self.slices.sends_all and not self.slices.remembers
+        return self.local.follows_gradient and arrives and plain
 
     def setup(self, world: World) -> None:
-        """Let every part learn the population."""
-        for part in self:
+        """Let every part learn the population; who is selected may depend on what the other parts found."""
+        for part in (self.slices, self.local, self.codec, self.combine, self.server, self.select):
             part.setup(world)
 
     def observe(self, end: RoundEnd) -> None:

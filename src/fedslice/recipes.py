@@ -7,9 +7,9 @@ from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.errors import unknown
 from fedslice.local import Prox, Scaffold
 from fedslice.recipe import Recipe
-from fedslice.select import Everyone, Pooled
+from fedslice.select import Everyone, FedCS, Oort, Pooled
 from fedslice.server import Adagrad, Adam, Momentum, ScaffoldApprox, Yogi
-from fedslice.slices import ChannelDropout, FeatureRows, Shared
+from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 
 RECIPES: dict[str, Recipe] = {
     "fedavg": Recipe(),
@@ -24,6 +24,12 @@ RECIPES: dict[str, Recipe] = {
     "submodelavg": Recipe(slices=FeatureRows(), combine=Coverage()),
     "centralsgd": Recipe(select=Pooled()),
     "feddd": Recipe(select=Everyone(), slices=ChannelDropout(), combine=Coverage()),
+    "fedcs": Recipe(select=FedCS()),
+    "oort": Recipe(select=Oort()),
+    "heterofl": Recipe(
+        slices=Width(widths="1,0.5,0.25,0.125,0.0625", own_labels=True), combine=Coverage(weights="uniform")
+    ),
+    "fjord": Recipe(slices=Width(widths="0.2,0.4,0.6,0.8,1", drawn=True), combine=Coverage()),
     "flss": Recipe(codec=StreamingSubspace()),
     "fdrl": Recipe(slices=Shared()),
 }

@@ -26,11 +26,12 @@ class Axis:
     """The positions that each client holds along one dimension: ascending, padded by repeating the last.
 
     The members may be given as a function: their number, which is all that the wire cost needs, is then known
-    without listing them.
+    without listing them. ``prefix`` says that every client holds the first positions, so that the number names them.
     """
 
-    def __init__(self, counts: Tensor, ids: Tensor | Callable[[], Tensor]):
+    def __init__(self, counts: Tensor, ids: Tensor | Callable[[], Tensor], prefix: bool = False):
         self.counts = counts
+        self.prefix = prefix
         self._ids = ids
 
     @cached_property
@@ -129,8 +130,7 @@ class Slice:
             if not lead:
                 accumulator[name].add_(values[name].sum(0))
                 continue
-            held, index = self.held(name), self._positions(name, lead)
-            part = values[name] if held is None else values[name].masked_fill(~_like(held, values[name]), 0)
+            index, part = self._positions(name, lead), self.clear(name, values[name])
             target = accumulator[name].view(-1, *self.shapes[name][lead:])
             target.index_add_(0, index.flatten(), part.flatten(0, lead))
 
@@ -175,6 +175,26 @@ class Slice:
             out[name] = part
         return out
 
+    def spread(self, name: str, values: Tensor) -> Tensor:
+        """A parameter's values at their places in the whole of it, for each client; zero where it holds nothing."""
+        lead = _sliced(self.axes[name])
+        if not lead:
+            return values
+        shape, index = self.shapes[name], self._positions(name, lead).flatten(1)
+        out = values.new_zeros(self.clients, math.prod(shape[:lead]), *shape[lead:])
+        place = index.view(*index.shape, *[1] * (len(shape) - lead))
+        part = self.clear(name, values).flatten(1, lead)
+        return out.scatter_add_(1, place.expand_as(part), part).view(self.clients, *shape)
+
+    def clear(self, name: str, values: Tensor) -> Tensor:
+        """A parameter's values with zeros on padding."""
+        held = self.held(name)
+        return values if held is None else values.masked_fill(~_like(held, values), 0)
+
+    def own(self, name: str, client: int) -> tuple[slice, ...]:
+        """Where a client's own values sit in those of a chunk: what lies beyond is padding."""
+        return tuple(slice(None if axis is None else int(axis.counts[client])) for axis in self.axes[name])
+
     def numbers(self) -> Tensor:
         """How many values each client holds: [clients]."""
         total = torch.zeros(self.clients, dtype=torch.int64)
@@ -186,17 +206,20 @@ class Slice:
         return total
 
     def id_bytes(self) -> Tensor:
-        """Bytes that name the held positions, per client; an axis shared by several parameters is named once."""
+        """Bytes that name the held positions, per client; an axis shared by several parameters is named once.
+
+        Who holds all or the first positions need not name them: how many they are is known from the client's model.
+        """
         sizes = {
             axis: extent
             for name, axes in self.axes.items()
             for extent, axis in zip(self.shapes[name], axes, strict=True)
-            if axis is not None
+            if axis is not None and not axis.prefix
         }
         total = torch.zeros(self.clients, dtype=torch.int64)
         for axis, extent in sizes.items():
             packed = (axis.counts.cpu() * id_bits(extent) + 7) // 8
-            total += packed.clamp(max=(extent + 7) // 8)
+            total += packed.clamp(max=(extent + 7) // 8) * (axis.counts.cpu() < extent)
         return total
 
     def _positions(self, name: str, lead: int) -> Tensor:

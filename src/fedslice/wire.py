@@ -23,14 +23,14 @@ from fedslice.slice import Axis, Shapes, Slice, Values, id_bits
 class Header:
     """The schema of one client's payload: how many positions each axis names, and which axes each parameter uses."""
 
-    axes: tuple[tuple[int, int], ...]  # extent of the dimension, number of positions held
+    axes: tuple[tuple[int, int, bool], ...]  # extent of the dimension, number of positions held, are they the first?
     parameters: dict[str, tuple[int | None, ...]]  # per dimension the number of its axis, or all positions
 
 
 def pack(part: Slice, values: Values, client: int) -> tuple[Header, bytes]:
     """One client's values of a chunk, as bytes."""
     numbers: dict[Axis, int] = {}
-    axes: list[tuple[int, int]] = []
+    axes: list[tuple[int, int, bool]] = []
     blocks: list[bytes] = []
     parameters: dict[str, tuple[int | None, ...]] = {}
     for name, held in part.axes.items():
@@ -38,8 +38,9 @@ def pack(part: Slice, values: Values, client: int) -> tuple[Header, bytes]:
             if axis is not None and axis not in numbers:
                 count = int(axis.counts[client])
                 numbers[axis] = len(axes)
-                axes.append((extent, count))
-                blocks.append(_pack_ids(axis.ids[client, :count].cpu().numpy(), extent))
+                axes.append((extent, count, axis.prefix))
+                if not _implied(extent, count, axis.prefix):
+                    blocks.append(_pack_ids(axis.ids[client, :count].cpu().numpy(), extent))
         parameters[name] = tuple(None if axis is None else numbers[axis] for axis in held)
     for name, places in parameters.items():
         cut = tuple(slice(None) if place is None else slice(axes[place][1]) for place in places)
@@ -51,9 +52,10 @@ def unpack(header: Header, payload: bytes, shapes: Shapes, dtype: torch.dtype = 
     """A slice for one client and its values; anything that does not fit the model is refused."""
     view = memoryview(payload)
     axes: list[Axis] = []
-    for extent, count in header.axes:
-        ids, view = _unpack_ids(view, count, extent)
-        axes.append(Axis(torch.tensor([count]), torch.from_numpy(ids)[None]))
+    for extent, count, prefix in header.axes:
+        first = _implied(extent, count, prefix)
+        ids, view = _first_ids(view, count, extent) if first else _unpack_ids(view, count, extent)
+        axes.append(Axis(torch.tensor([count]), torch.from_numpy(ids)[None], prefix))
     held: dict[str, tuple[Axis | None, ...]] = {}
     values: Values = {}
     for name, places in header.parameters.items():
@@ -73,6 +75,11 @@ def unpack(header: Header, payload: bytes, shapes: Shapes, dtype: torch.dtype = 
     return Slice(1, shapes, held), values
 
 
+def _implied(extent: int, count: int, prefix: bool) -> bool:
+    """Does the number of positions say which they are?"""
+    return prefix or count == extent
+
+
 def _bitmap_is_smaller(count: int, extent: int) -> bool:
     return (extent + 7) // 8 < (count * id_bits(extent) + 7) // 8
 
@@ -84,6 +91,12 @@ def _pack_ids(ids: NDArray[np.int64], extent: int) -> bytes:
         return np.packbits(flags).tobytes()
     places = np.arange(id_bits(extent) - 1, -1, -1)
     return np.packbits((ids[:, None] >> places) & 1).tobytes()
+
+
+def _first_ids(view: memoryview, count: int, extent: int) -> tuple[NDArray[np.int64], memoryview]:
+    if not 0 <= count <= extent:
+        raise UserError(f"payload names the first {count} of {extent} positions; it was refused.")
+    return np.arange(count), view
 
 
 def _unpack_ids(view: memoryview, count: int, extent: int) -> tuple[NDArray[np.int64], memoryview]:

@@ -79,6 +79,8 @@ def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tenso
     features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
     layout = _relabel(world, recipe, clients, hold, features)
     start = layout.gather(model)
+    if recipe.slices.narrows:  # channels that a client lacks, beside clients that have them, are as if they were not
+        start |= {name: layout.clear(name, start[name]) for name in layout.axes if name not in world.task.tables}
     _recall(world, recipe, clients, hold, down, start)
     aside = recipe.local.bring(clients, layout, down)
     reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
@@ -93,7 +95,7 @@ def upload(world: World, recipe: Recipe, model: Values, work: Work, end: Values)
     recipe.slices.sent(work.clients, up, fine)
     recipe.local.keep(work, end, fine)
     for name in recipe.slices.kept() if recipe.slices.remembers else ():
-        world.store.put(f"kept/{name}", work.clients[fine], end[name][fine])
+        world.store.put(f"kept/{name}", work.clients[fine], work.hold.spread(name, end[name])[fine])
     return sent.of(fine), said.of(fine), ~fine
 
 
@@ -142,6 +144,7 @@ def _recall(world: World, recipe: Recipe, clients: Tensor, hold: Slice, down: Sl
         memory = world.store.get(f"kept/{name}", clients)
         if memory is None:
             continue
-        values, known = memory
+        everywhere = Slice.whole(len(clients), hold.shapes, [name])
+        values, known = hold.only([name]).pick({name: memory[0]}, everywhere)[name], memory[1]
         known = known.view(-1, *[1] * (values.dim() - 1))
         start[name] = torch.where(known & ~down.inside(hold, name).to(known.device), values, start[name])

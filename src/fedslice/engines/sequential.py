@@ -1,5 +1,6 @@
 """The sequential engine: one client at a time, with plain PyTorch."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,10 @@ from fedslice.work import Work
 
 
 class Sequential:
-    """Faster where one client's batch fills the machine (large convolutions), and for models vmap cannot carry."""
+    """Faster where one client's batch fills the machine (large convolutions), and for models vmap cannot carry.
+
+    Nothing is padded: each client trains a network of its own width.
+    """
 
     label: ClassVar[str] = "sequential"
 
@@ -24,6 +28,27 @@ class Sequential:
             one = {name: value[0] for name, value in parameters.items()}
             return task.forward(one, {name: value[0] for name, value in features.items()})[None]
 
-        done = [descend(forward, task, local, work.part(slice(c, c + 1))) for c in range(len(work.clients))]
-        end = {name: torch.cat([each.end[name] for each in done]) for name in work.start}
+        done = [descend(forward, task, local, _alone(work, c)) for c in range(len(work.clients))]
+        end = {
+            name: torch.cat([_padded(each.end[name], start[:1]) for each in done]) for name, start in work.start.items()
+        }
         return Trained(end, torch.cat([each.losses for each in done]))
+
+
+def _alone(work: Work, client: int) -> Work:
+    """One client's work, its values without padding."""
+    part = work.part(slice(client, client + 1))
+    own = {name: (slice(None), *work.layout.own(name, client)) for name in work.start}
+    return replace(
+        part,
+        start={name: value[own[name]] for name, value in part.start.items()},
+        aside={name: value[own[name]] for name, value in part.aside.items()},
+    )
+
+
+def _padded(value: Tensor, like: Tensor) -> Tensor:
+    if value.shape == like.shape:
+        return value
+    out = like.new_zeros(like.shape)
+    out[tuple(slice(size) for size in value.shape)] = value
+    return out

@@ -40,6 +40,11 @@ class Scaffold(SGD):
                 f"slices={recipe.slices.label} starts from parts that only the client knows; use slices=whole or "
                 "slices=feature-rows."
             )
+        if recipe.slices.narrows:
+            raise UserError(
+                f"local=scaffold keeps control variates of whole layers, which slices={recipe.slices.label} narrows; "
+                "use slices=whole or slices=feature-rows."
+            )
         if recipe.select.repeats():
             raise UserError(
                 f"local=scaffold keeps a control variate per client, and select={recipe.select.label} with replacement "

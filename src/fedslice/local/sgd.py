@@ -71,6 +71,14 @@ class SGD(Part):
         """Learning rate of round ``t``."""
         return self.lr * self.decay**t
 
+    def samples(self, sizes: Tensor, scale: int) -> Tensor:
+        """How many samples clients of these sizes train on in a round."""
+        if self.batch_size is None:
+            return sizes * (self.epochs or self.iterations or 10)
+        if self.epochs:
+            return sizes * self.epochs
+        return torch.full_like(sizes, self.batch_size * scale * (self.iterations or 10))
+
     def batches(self, t: int, clients: Tensor, draws: Tensor, sizes: Tensor, scale: int, seed: int) -> Batches:
         """What each client trains on, the same for any engine, chunk or order of clients."""
         who, draw, size = (x.cpu().numpy()[:, None] for x in (clients, draws, sizes))

@@ -22,12 +22,9 @@ class Cohort:
     clients: Tensor
     draws: Tensor
 
-    def chunks(self, size: int, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Chunks of clients and their draws; clients with similar numbers of samples go together.
-
-        Passes over such data have similar numbers of steps and their sequences similar lengths: less is padded.
-        """
-        order = samples[self.clients].argsort(stable=True)
+    def chunks(self, size: int, likeness: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Chunks of clients and their draws; clients of a similar likeness [clients] go together: less is padded."""
+        order = likeness[self.clients].argsort(stable=True)
         for part in order.split(size):
             yield self.clients[part], self.draws[part]
 

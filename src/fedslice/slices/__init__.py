@@ -5,5 +5,6 @@ from fedslice.slices.channels import ChannelDropout
 from fedslice.slices.rows import FeatureRows
 from fedslice.slices.shared import Shared
 from fedslice.slices.whole import Whole
+from fedslice.slices.width import Width
 
-__all__ = ["ChannelDropout", "FeatureRows", "Shared", "Slices", "Whole"]
+__all__ = ["ChannelDropout", "FeatureRows", "Shared", "Slices", "Whole", "Width"]

@@ -25,6 +25,7 @@ class Slices(Part):
     # not a difference to something both sides know.
     stale: ClassVar[bool] = False
     remembers: ClassVar[bool] = False  # does a client keep anything between its rounds?
+    narrows: ClassVar[bool] = False  # may layers have fewer outputs and inputs with one client than with another?
 
     _shapes: Shapes
     _population: int
@@ -43,6 +44,11 @@ class Slices(Part):
                 "may draw a client twice in one round; draw without replacement."
             )
 
+    @property
+    def sends_all(self) -> bool:
+        """Does all that a client holds go up?"""
+        return True
+
     def setup(self, world: World) -> None:
         """Learn the model's shapes and the population."""
         self._shapes = world.task.shapes
@@ -50,8 +56,7 @@ class Slices(Part):
 
     def panels(self) -> list[Panel]:
         """What clients hold, if it is not the same for all."""
-        some = torch.arange(self._population).split(_AT_ONCE)
-        bytes_ = torch.cat([self.hold(0, clients).numbers() for clients in some]) * self._itemsize
+        bytes_ = self.held() * self._itemsize
         low, high = int(bytes_.min()), int(bytes_.max())
         if low == high:
             return []
@@ -61,6 +66,11 @@ class Slices(Part):
             f"{float(bytes_.double().mean()) / whole:.2%} of the model's {whole / 1000:,.1f} kB on average."
         )
         return [histogram("Slice sizes", bytes_ / 1000, "slice (kB)", note=note)]
+
+    def held(self) -> Tensor:
+        """How many values each client of the population holds."""
+        some = torch.arange(self._population).split(_AT_ONCE)
+        return torch.cat([self.hold(0, clients).numbers() for clients in some])
 
     def hold(self, t: int, clients: Tensor) -> Slice:  # noqa: ARG002
         """What these clients train."""

@@ -1,0 +1,93 @@
+"""FedCS: the same fast clients in every round (Nishio and Yonetani 2019; a baseline in S3, section 6.2)."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass
+
+from fedslice.devices import Vector
+from fedslice.errors import UserError
+from fedslice.parts import CHECKED, Positive, World
+from fedslice.select.base import Cohort, Select
+from fedslice.select.budget import Numbers, Share, affordable, cohort, full_seconds, known_devices
+
+
+@dataclass(config=CHECKED)
+class FedCS(Select):
+    """The fastest clients, as many as the share ``budget`` of all parameters allows (0.6 unless said otherwise).
+
+    That is S3's reading, which gives all methods the same number of parameters to exchange. With ``deadline``, in
+    seconds, it is the original protocol instead: as many clients as a greedy search fits into a round of that length.
+    """
+
+    label = "fedcs"
+
+    budget: Share | None = None
+    deadline: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> FedCS:
+        if self.budget is not None and self.deadline is not None:
+            raise ValueError(f"budget={self.budget} and deadline={self.deadline} are both given; give one")
+        return self
+
+    def setup(self, world: World) -> None:
+        """Speeds do not change during a run, so the choice is made once."""
+        devices = known_devices(world, self.label)
+        held = world.round_bytes().cpu().numpy()
+        if self.deadline is None:
+            order = full_seconds(world, devices).argsort(kind="stable")
+            self._chosen = affordable(order, held, 0.6 if self.budget is None else self.budget)
+            return
+        everyone = np.arange(len(devices))
+        download = devices.seconds(everyone, 0, 0, held)
+        training = devices.seconds(everyone, world.round_samples(), 0, 0)
+        upload = devices.seconds(everyone, 0, held, 0)
+        self._chosen = greedy(download, training, upload, self.deadline)
+        if not len(self._chosen):
+            seconds = download + training + upload
+            raise UserError(
+                f"select={self.label}: nobody is done by deadline={self.deadline:g} seconds, as the fastest, client "
+                f"{seconds.argmin()}, takes {seconds.min():.6g}; give a longer deadline."
+            )
+
+    def choose(self, t: int, clients: int, seed: int) -> Cohort:  # noqa: ARG002
+        """The clients found before the first round."""
+        return cohort(self._chosen)
+
+
+def greedy(download: Vector, training: Vector, upload: Vector, deadline: float) -> Numbers:
+    """Clients in the order in which the original protocol adds them (Nishio and Yonetani, algorithm 3).
+
+    Downloads run at once, T = max t_d, training in parallel, and uploads one after the other, so that a client moves
+    the elapsed time to Θ' = max(Θ, t_cmp) + t_u. It lengthens the round by t_u + max(0, t_d − T) + max(0, t_cmp − Θ);
+    the next is who lengthens it least, by number if equal. If that one is late, so are all others: the search ends.
+
+    T and Θ only grow, so each maximum has its second term until some moment and zero ever after. Clients therefore
+    wait in four heaps, one for each pair of terms they had when last looked at, ordered by their part of the sum. What
+    a heap says of a client is never too long, and right if the client still belongs there; else it moves, twice at
+    most: O(N log N) in all.
+    """
+    terms = list(zip(download.tolist(), training.tolist(), upload.tolist(), strict=True))
+    heaps: dict[tuple[bool, bool], list[tuple[float, int]]] = {(d, c): [] for d in (True, False) for c in (True, False)}
+    heaps[True, True] = sorted((d + c + u, client) for client, (d, c, u) in enumerate(terms))
+    chosen: list[int] = []
+    longest = elapsed = 0.0  # T and Θ
+    while offers := [
+        (heap[0][0] - longest * kind[0] - elapsed * kind[1], heap[0][1], kind) for kind, heap in heaps.items() if heap
+    ]:
+        _, client, kind = min(offers)
+        heappop(heaps[kind])
+        d, c, u = terms[client]
+        now = d > longest, c > elapsed
+        if now != kind:
+            heappush(heaps[now], (u + d * now[0] + c * now[1], client))
+        elif max(longest, d) + max(elapsed, c) + u <= deadline:
+            longest, elapsed = max(longest, d), max(elapsed, c) + u
+            chosen.append(client)
+        else:
+            break
+    return np.array(chosen, dtype=np.int64)

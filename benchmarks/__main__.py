@@ -147,6 +147,19 @@ def language(repeats: int) -> list[dict[str, Any]]:
     )
 
 
+def images(repeats: int) -> list[dict[str, Any]]:
+    """Convolutions, where there is nothing to win by training clients together: what do the rounds cost besides?"""
+    return ratios(
+        "cifar10",
+        lambda: [
+            Contestant("fedslice, FedDD", worker("feddd", "images"), 1),
+            Contestant("fedslice, FedAvg", worker("fedavg", "images"), 1),
+            Contestant("plain loop", worker("plain", "images"), 1),
+        ],
+        repeats,
+    )
+
+
 def scaling(repeats: int) -> list[dict[str, Any]]:
     """The same clients and slices in tables of 10^5, 10^6 and 10^7 rows."""
     sizes = (10**5, 10**6, 10**7)
@@ -176,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", "language", "scaling"])
+    parser.add_argument("--only", choices=["speed", "language", "images", "scaling"])
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     found: dict[str, Any] = {"repeats": given.repeats}
@@ -186,10 +199,12 @@ def main() -> None:
         found["speed"] = speed(given.data, given.repeats)
     if given.only in (None, "language"):
         found["language"] = language(given.repeats)
-    for row in [*found.get("speed", []), *found.get("language", [])]:
+    if given.only in (None, "images"):
+        found["images"] = images(given.repeats)
+    for row in [row for part in ("speed", "language", "images") for row in found.get(part, [])]:
         print(
             f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
-            f"  {row['times_fedslice']:>7.1f} x  (from {row['times_min']:.1f} to {row['times_max']:.1f})"
+            f"  {row['times_fedslice']:>7.2f} x  (from {row['times_min']:.2f} to {row['times_max']:.2f})"
         )
     if given.only in (None, "scaling"):
         found["scaling"] = scaling(given.repeats)

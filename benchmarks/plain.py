@@ -33,7 +33,7 @@ class PlainLoop:
         weights = samples.sizes[cohort.clients].float()
         total = {name: torch.zeros_like(value) for name, value in self._model.items()}
         for client, draw, weight in zip(cohort.clients, cohort.draws, weights / weights.sum(), strict=True):
-            self._local.load_state_dict(self._model)
+            self._local.load_state_dict(self._model, strict=False)  # buffers stay as they are
             optimizer = torch.optim.SGD(self._local.parameters(), lr=local.rate(t))
             batches = local.batches(t, client[None], draw[None], samples.sizes[client][None], 1, seed)
             for index in batches.index[0]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import language
+from benchmarks import images, language
 from benchmarks.plain import PlainLoop
 from fedslice import recipes, tasks
 from fedslice.engines.scope import threads
@@ -40,6 +40,8 @@ def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Ca
     settings: Mapping[str, Any] = {"cohort": 50, "lr": 0.1, "batch_size": 5}
     if name == "lstm":
         task = language.task(plain=kind == "plain")
+    elif name == "images":
+        task, settings = images.task(), images.SETTINGS | {"select": "everyone"}
     elif items:
         task = spread(items)
     else:

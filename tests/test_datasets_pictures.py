@@ -33,6 +33,15 @@ def test_classes_are_even_and_pixels_have_the_mean_and_deviation_they_are_normal
     assert np.abs(scaled.std((0, 2, 3)) - pictures.DEVIATION).max() < 0.03
 
 
+def test_as_many_classes_as_asked_for() -> None:
+    made = pictures.generate(CIFAR, 2000, 0, classes=100)
+    counts = np.bincount(made.label, minlength=100)
+    assert len(counts) == 100
+    assert counts.min() > 3
+    ten, again = pictures.generate(CIFAR, 5, 0), pictures.generate(CIFAR, 5, 0, classes=10)
+    assert np.array_equal(ten.image, again.image)
+
+
 def learned(model: nn.Module, train: Images, test: Images, lr: float, epochs: int) -> float:
     """Test accuracy after some epochs of SGD."""
     image, label, values = torch.from_numpy(train.image), torch.from_numpy(train.label), list(model.parameters())

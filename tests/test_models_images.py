@@ -1,11 +1,11 @@
-"""The image networks of S3: their sizes, what they compute, and that vmap carries them."""
+"""The image networks of S3 and S4: their sizes, what they compute, and that vmap carries them."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedslice.models.images import MODELS, ImageClassifier, widths
+from fedslice.models.images import MODELS, ImageClassifier, network, widths
 from layouts import one_sentence
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -28,6 +28,21 @@ def test_sizes_are_those_of_the_paper() -> None:
     assert found["b"] == [3_973_194, 2_767_690, 1_578_826, 1_458_090, 609_962]
 
 
+SIZES = [
+    ("fedavgcnn", MNIST, 10, 582_026),
+    ("fedavgcnn", CIFAR, 10, 878_538),
+    ("fedavgcnn", CIFAR, 100, 924_708),
+    ("fedavgcnn", (3, 64, 64), 200, 5_694_600),
+    ("resnet18", CIFAR, 10, 11_181_642),
+    ("resnet50", CIFAR, 100, 23_712_932),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "expected"), SIZES)
+def test_sizes_are_those_that_s4_counts_by(name: str, shape: tuple[int, int, int], classes: int, expected: int) -> None:
+    assert size(network(name, shape, (0.5,), (0.5,), classes)) == expected
+
+
 def test_widths_are_each_layers_outputs_and_prefixes_of_the_whole_model() -> None:
     for kind in ("a", "b"):
         whole = dict(make(f"vgg-{kind}1", CIFAR).named_parameters())
@@ -45,13 +60,16 @@ def test_widths_are_each_layers_outputs_and_prefixes_of_the_whole_model() -> Non
 
 
 def plain(name: str, model: ImageClassifier, image: Tensor) -> Tensor:
-    """The paper's table 2, written out, ReLU and pooling in its order."""
+    """S3's table 2 or FedAvg's CNN, written out, ReLU and pooling in its order."""
     p, f = dict(model.named_parameters()), nn.functional
     mean, deviation = (torch.tensor(v[: image.shape[1]]).view(-1, 1, 1) for v in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
     x = (image.float() / 255 - mean) / deviation
     if name == "cnn1":
         for n in (1, 2):
             x = f.relu(f.max_pool2d(f.conv2d(x, p[f"conv{n}.weight"], p[f"conv{n}.bias"]), 2))
+    elif name == "fedavgcnn":
+        for n in (1, 2):
+            x = f.max_pool2d(f.relu(f.conv2d(x, p[f"conv{n}.weight"], p[f"conv{n}.bias"])), 2)
     elif name != "mlp":
         for n in range(1, len(MODELS[name].convolutions) + 1):
             x = f.max_pool2d(f.relu(f.conv2d(x, p[f"conv{n}.weight"], p[f"conv{n}.bias"], padding=1)), 2)
@@ -61,7 +79,8 @@ def plain(name: str, model: ImageClassifier, image: Tensor) -> Tensor:
     return x @ p["classes.weight"].T + p["classes.bias"]
 
 
-CASES = [("mlp", MNIST), ("cnn1", MNIST), ("cnn2", CIFAR), ("vgg-b5", CIFAR), ("cnn1", CIFAR), ("mlp", CIFAR)]
+CASES = [("mlp", MNIST), ("cnn1", MNIST), ("cnn2", CIFAR), ("vgg-b5", CIFAR), ("fedavgcnn", CIFAR)]
+CASES += [("cnn1", CIFAR), ("mlp", CIFAR)]
 
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
@@ -78,7 +97,7 @@ def test_outputs_and_gradients_are_those_of_the_paper_written_out(name: str, sha
     torch.testing.assert_close(model(image=image.float()), found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("name", "shape"), CASES[:4])
+@pytest.mark.parametrize(("name", "shape"), CASES[:5])
 def test_stacked_under_vmap_each_is_itself(name: str, shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     models = [make(name, shape) for _ in range(3)]
@@ -97,3 +116,11 @@ def test_what_does_not_fit_is_told() -> None:
         "choose another model."
     )
     assert one_sentence(make, "cnn3", MNIST, ends=("?",)).startswith("unknown model 'cnn3'; did you mean 'cnn")
+    told = one_sentence(network, "resnet", MNIST, (0.5,), (0.5,), 10, ends=("?",))
+    assert told.startswith("unknown model 'resnet'; did you mean 'resnet")
+
+
+def test_the_last_layer_has_an_output_for_each_class() -> None:
+    for name in ("mlp", "fedavgcnn", "resnet18"):
+        model = network(name, MNIST, (0.5,), (0.5,), 7)
+        assert model(image=torch.zeros(2, *MNIST, dtype=torch.uint8)).shape == (2, 7)

@@ -1,6 +1,7 @@
 """Laws of every way to spread samples over clients."""
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedslice.errors import UserError
-from fedslice.partition import WAYS, partition
+from fedslice.partition import LEAST, WAYS, held_out, partition
 from layouts import one_sentence
 
 Ints = NDArray[np.int64]
@@ -37,6 +38,7 @@ def table(owner: Ints, label: Ints, clients: int) -> Ints:
     classes=st.integers(1, 10),
 )
 @settings(deadline=None)
+@patch("fedslice.partition.REDRAWS", 20)
 def test_any_request_gives_everyone_a_sample_or_a_sentence(
     way: str, label: Ints, clients: int, seed: int, beta: float, classes: int
 ) -> None:
@@ -50,8 +52,10 @@ def test_any_request_gives_everyone_a_sample_or_a_sentence(
     assert owner.shape == label.shape
     assert set(owner.tolist()) - {-1} == set(range(clients)), "every client has a sample, and there are no others"
     assert np.array_equal(owner, partition(way, label, clients, seed, beta, classes))
-    if way in ("iid", "dirichlet"):
+    if way in ("iid", "dirichlet", "pfl-dirichlet"):
         assert owner.min() == 0, "all samples are used"
+    if way == "pfl-dirichlet":
+        assert np.bincount(owner).min() >= min(LEAST, len(label) // (2 * clients))
 
 
 @given(seed=st.integers(0, 2**62), clients=st.integers(1, 30), samples=st.integers(600, 900))
@@ -147,6 +151,71 @@ def test_dirichlet_shares_have_the_right_mean_square() -> None:
     assert np.mean(squares) == pytest.approx((beta + 1) / (beta * clients + 1), rel=0.08)
 
 
+def test_pfl_dirichlet_gives_everyone_the_minimum_and_is_else_the_same_law() -> None:
+    label = labels(4000)
+    for seed in range(20):
+        sizes = table(partition("pfl-dirichlet", label, 20, seed, beta=0.2), label, 20).sum(1)
+        assert sizes.sum() == 4000
+        assert sizes.min() >= LEAST
+    plain = [table(partition("dirichlet", label, 20, seed, beta=0.2), label, 20).sum(1).min() for seed in range(20)]
+    assert min(plain) < LEAST, "which is not so by itself"
+    few = table(partition("pfl-dirichlet", labels(400), 20, 0, beta=1.0), labels(400), 20).sum(1)
+    assert 10 <= few.min() < LEAST, "half of the fair number, where that is less"
+
+
+@pytest.mark.parametrize(("samples", "classes", "each"), [(2000, 10, 2), (4000, 100, 10), (6000, 200, 20)])
+def test_pfl_pathological_at_the_sizes_of_the_paper(samples: int, classes: int, each: int) -> None:
+    """S4, 4.1: 20 clients with 2 of 10, 10 of 100 and 20 of 200 classes; here it comes out even."""
+    label = labels(samples, classes)
+    owner = partition("pfl-pathological", label, 20, 1, classes=each)
+    counts = np.zeros((20, classes), np.int64)
+    np.add.at(counts, (owner, label), 1)
+    assert counts.sum() == samples, "all are used"
+    assert ((counts > 0).sum(1) == each).all()
+    assert ((counts > 0).sum(0) == 20 * each // classes).all()
+    share = samples // classes // (20 * each // classes)
+    for column in counts.T:
+        own = column[column > 0]
+        assert (own >= share // 10).all()
+        assert (own[:-1] <= share).all(), "the last one has what is left"
+    assert counts[counts > 0].std() > 0.2 * share, "and they are far from equal"
+
+
+@given(seed=st.integers(0, 2**62), clients=st.integers(1, 30), classes=st.integers(1, 10))
+@settings(deadline=None, max_examples=40)
+def test_pfl_pathological_serves_clients_in_turn(seed: int, clients: int, classes: int) -> None:
+    """The groups of holders are blocks of so many clients, each with its classes, until one or the other runs out."""
+    label = labels(700)
+    counts = table(partition("pfl-pathological", label, clients, seed, classes=classes), label, clients)
+    many = -(-clients * classes // 10)
+    for one in range(10):
+        block = one // classes
+        assert np.flatnonzero(counts[:, one]).tolist() == list(range(clients))[block * many : (block + 1) * many]
+        if counts[:, one].any():
+            assert counts[:, one].sum() == 70
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30).filter(lambda size: size != 1), min_size=1, max_size=8).filter(any),
+    seed=st.integers(0, 2**62),
+)
+@settings(deadline=None, max_examples=40)
+def test_of_each_client_a_quarter_is_held_out(sizes: list[int], seed: int) -> None:
+    owner = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    test = held_out(owner, seed)
+    trained = np.bincount(owner[~test], minlength=len(sizes)).tolist()
+    assert trained == [size * 3 // 4 for size in sizes]
+    assert np.array_equal(test, held_out(owner, seed))
+
+
+def test_every_sample_is_as_likely_to_be_held_out() -> None:
+    owner = np.arange(40) % 2
+    often = np.mean([held_out(owner, seed) for seed in range(2000)], axis=0)
+    assert np.abs(often - 0.25).max() < 0.05
+    told = one_sentence(held_out, np.array([0, 0, 1, 2, 2]), 0)
+    assert told.startswith("client 1 has 1 sample, expected at least 2 where a quarter of each client's is held out")
+
+
 def test_seeds_differ_and_so_do_ways() -> None:
     label = labels(3000)
     drawn = [partition(way, label, 10, seed, classes=3) for way in WAYS for seed in (0, 1)]
@@ -163,12 +232,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "equal counts": ({"way": "non-iid-b", "clients": 40}, "a class has 10 samples and up to 24 clients hold"),
     "beta": (
         {"way": "dirichlet", "clients": 40, "beta": 0.01},
-        "beta=0.01 left some of 40 clients without a sample in each of 100 draws from 50 samples; give a larger beta",
+        "beta=0.01 left some of 40 clients with fewer than 1 sample in each of 20 draws from 50 samples; give a larger",
+    ),
+    "minimum": (
+        {"way": "pfl-dirichlet", "clients": 8, "beta": 0.01},
+        "partition=pfl-dirichlet with beta=0.01 left some of 8 clients with fewer than 3 samples in each of 20 draws",
+    ),
+    "classes in turn": ({"way": "pfl-pathological", "classes": 6}, "6 classes per client, expected at most the 5"),
+    "samples in turn": (
+        {"way": "pfl-pathological", "clients": 50, "classes": 5},
+        "a class has 10 samples and up to 50 clients",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@patch("fedslice.partition.REDRAWS", 20)
 def test_what_cannot_be_is_told(case: str) -> None:
     options, saying = REFUSED[case]
     request = {"label": labels(50, 5), "clients": 5, "seed": 0, **options}

@@ -21,6 +21,9 @@ from test_datasets_idx import some, write_idx
 ENTRIES = {entry.name: entry for entry in images.ENTRIES}
 
 
+S3 = {name: ENTRIES[name] for name in ("mnist", "fmnist", "cifar10")}
+
+
 def build(name: str, data: Path | None = None, **options: Any) -> Task:
     return ENTRIES[name].build(options, data)
 
@@ -63,7 +66,10 @@ def test_cifar_and_a_subset_of_it(tmp_path: Path) -> None:
     assert task.source.startswith("CIFAR-10, 9 training images over 3 clients by iid, 3 test images, model cnn2")
 
 
-@pytest.mark.parametrize("kind", [images.MNIST, images.FMNIST, images.CIFAR10], ids=lambda kind: kind.name)
+KINDS = [images.MNIST, images.FMNIST, images.CIFAR10, images.CIFAR100, images.TINY_IMAGENET]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_generated_pictures_say_so_and_test_pictures_are_not_trained_on(kind: images.Kind) -> None:
     options = ENTRIES[kind.name].check({"clients": 15, "partition": "dirichlet", "beta": 2, "data_seed": 4})
     task = images.make(replace(kind, samples=(1500, 200)), options, None)
@@ -72,6 +78,7 @@ def test_generated_pictures_say_so_and_test_pictures_are_not_trained_on(kind: im
     assert isinstance(trained, torch.Tensor)
     assert trained.shape == (1500, *kind.shape)
     assert tested.shape == (200, *kind.shape)
+    assert set(task.federation.train.label.tolist()) == set(range(kind.classes))
     assert not {one.numpy().tobytes() for one in tested} & {one.numpy().tobytes() for one in trained}
     assert task.source.startswith(
         f"generated in the shape of {kind.title} (data_seed 4), 1,500 training images over 15"
@@ -83,9 +90,9 @@ def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
     write_idx(tmp_path / "mnist", train=100)
     write_idx(tmp_path / "fashion-mnist", train=100)
     write(tmp_path, "bin", lambda p, y: binary(np.tile(p, (7, 1)), np.tile(y, 7)))
-    found = {name: sum(shape.numel() for shape in build(name, tmp_path).shapes.values()) for name in ENTRIES}
+    found = {name: sum(shape.numel() for shape in build(name, tmp_path).shapes.values()) for name in S3}
     assert found == {"mnist": 85_614, "fmnist": 21_840, "cifar10": 587_194}
-    assert {name: entry.settings["epochs"] for name, entry in ENTRIES.items()} == {
+    assert {name: entry.settings["epochs"] for name, entry in S3.items()} == {
         "mnist": 1,
         "fmnist": 3,
         "cifar10": 5,
@@ -96,8 +103,8 @@ def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str]] = {
     "no data": ("mnist", {"source": "official"}, None, "task 'mnist' needs data (the four official idx files"),
     "data for nothing": ("fmnist", {"source": "generated"}, "x", "source=generated needs no data, so --data x has no"),
-    "beta": ("mnist", {"beta": 0.1}, None, "task mnist: beta=0.1 is for partition=dirichlet; leave one"),
-    "classes": ("mnist", {"classes": 3}, None, "task mnist: classes=3 is for partition=pathological; leave one"),
+    "beta": ("mnist", {"beta": 0.1}, None, "task mnist: beta=0.1 is for partition=dirichlet or pfl-dirichlet; leave"),
+    "classes": ("mnist", {"classes": 3}, None, "task mnist: classes=3 is for partition=pathological or pfl-"),
     "partition": ("cifar10", {"partition": "even"}, None, "task cifar10: partition="),
     "beta of nothing": ("mnist", {"partition": "dirichlet", "beta": 0}, None, "task mnist: beta=0"),
     "clients": ("mnist", {"train": 5}, None, "clients=100 for 5 samples"),

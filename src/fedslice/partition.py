@@ -20,14 +20,20 @@ from fedslice.errors import UserError, unknown
 
 Ints = NDArray[np.int64]
 
-Way = Literal["iid", "non-iid-a", "non-iid-b", "imbalanced", "dirichlet", "pathological"]
+Way = Literal[
+    "iid", "non-iid-a", "non-iid-b", "imbalanced", "dirichlet", "pathological", "pfl-dirichlet", "pfl-pathological"
+]
 WAYS: tuple[str, ...] = get_args(Way)
 RARE = (0, 1, 2)
 """The classes of which `imbalanced` keeps fewer samples; S3, 6.7, says how many classes that are, and not which."""
 RARE_SHARE = Fraction(2, 5)
-REDRAWS = 100
+REDRAWS = 1000
+"""Of 100 clients, ten classes and beta 0.1 about one draw in 200 gives everyone what `pfl-dirichlet` asks for."""
+LEAST = 40
+"""Samples of every client by `pfl-dirichlet`, or half of the fair number if that is less."""
 
 _FEW = 3  # classes of a client in S3's non-iid-b and class-imbalanced settings
+_HELD_OUT = 1000  # a stream beside those of the ways, which are numbered from 0
 
 
 def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5, classes: int = 2) -> Ints:
@@ -37,6 +43,8 @@ def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5,
     and all clients the same number of samples, of which S3 says nothing. ``imbalanced`` thins the first classes out and
     gives every client three (S3, 6.7); ``pathological`` gives every client ``classes`` of them (S4); in both each class
     is cut into as many shards as it has holders. ``dirichlet`` draws every class's shares from Dir(``beta``) (S4).
+    ``pfl-dirichlet`` and ``pfl-pathological`` are S4's settings as PFLlib makes them, the library whose settings S4
+    has: in the one everyone has at least 40 samples, in the other a class's holders have very different numbers.
     """
     if way not in WAYS:
         raise unknown("partition", way, WAYS)
@@ -46,14 +54,32 @@ def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5,
     if way == "iid":
         return _dealt(len(label), clients, chance)
     pools = _thinned(label, chance) if way == "imbalanced" else _pools(label, chance)
-    if way == "dirichlet":
-        return _dirichlet(pools, len(label), clients, beta, chance)
+    if way in ("dirichlet", "pfl-dirichlet"):
+        least = max(1, min(LEAST, len(label) // (2 * clients))) if way == "pfl-dirichlet" else 1
+        return _dirichlet(way, pools, len(label), clients, beta, least, chance)
+    if way == "pfl-pathological":
+        return _in_turn(way, pools, len(label), clients, classes, chance)
     counts = [classes if way == "pathological" else _FEW] * clients
     if way == "non-iid-a":
         counts = chance.integers(min(2, len(pools)), min(10, len(pools)), clients, endpoint=True).tolist()
     held = _holders(way, counts, len(pools), chance)
     spread = _in_equal_counts if way.startswith("non-iid") else _in_shards
     return spread(pools, len(label), held)
+
+
+def held_out(owner: Ints, seed: int) -> NDArray[np.bool_]:
+    """Which samples are for testing: of each client's n all but three quarters, rounded down, drawn at random (S4)."""
+    sizes = np.bincount(owner)
+    if (alone := np.flatnonzero(sizes == 1)).size:
+        raise UserError(
+            f"client {alone[0]} has 1 sample, expected at least 2 where a quarter of each client's is held out; "
+            "give fewer clients or more samples."
+        )
+    order = np.lexsort((rng.generator(seed, rng.Purpose.SPLIT, _HELD_OUT).random(len(owner)), owner))
+    place = np.empty(len(owner), np.int64)
+    place[order] = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner[order]]
+    tested: NDArray[np.bool_] = place >= sizes[owner] * 3 // 4
+    return tested
 
 
 def _dealt(samples: int, clients: int, chance: np.random.Generator) -> Ints:
@@ -81,11 +107,7 @@ def _holders(way: str, counts: Sequence[int], classes: int, chance: np.random.Ge
 
     A client with k classes needs 1/k of its samples from each.
     """
-    if max(counts) > classes:
-        raise UserError(
-            f"partition={way} with {max(counts)} classes per client, expected at most the {classes} that the samples "
-            "have; give fewer classes or more samples."
-        )
+    _check_classes(way, max(counts), classes)
     demand, held = np.zeros(classes), []
     for count in counts:
         order = np.lexsort((chance.random(classes), demand.round(9)))
@@ -137,25 +159,65 @@ def _in_equal_counts(pools: list[Ints], samples: int, held: list[Ints]) -> Ints:
     return owner
 
 
-def _dirichlet(pools: list[Ints], samples: int, clients: int, beta: float, chance: np.random.Generator) -> Ints:
-    """For each class, shares of the clients from Dir(beta); who has its fair number of samples gets no more."""
+def _dirichlet(
+    way: str, pools: list[Ints], samples: int, clients: int, beta: float, least: int, chance: np.random.Generator
+) -> Ints:
+    """For each class, shares of the clients from Dir(beta); who has its fair number of samples gets no more.
+
+    Drawn again until everyone has at least so many.
+    """
     for _ in range(REDRAWS):
-        owner, filled = np.empty(samples, np.int64), np.zeros(clients, np.int64)
+        counts, filled = [], np.zeros(clients, np.int64)
         for pool in pools:
             share = chance.dirichlet(np.full(clients, beta)) * (filled * clients < samples)
             if not share.sum() > 0:  # so small a beta can give all to clients that are full
                 break
             cuts = (np.cumsum(share / share.sum())[:-1] * len(pool)).astype(np.int64)
-            sizes = np.diff(cuts, prepend=0, append=len(pool))
-            owner[pool] = np.repeat(np.arange(clients), sizes)
-            filled += sizes
+            counts.append(np.diff(cuts, prepend=0, append=len(pool)))
+            filled += counts[-1]
         else:
-            if filled.min() > 0:
+            if filled.min() >= least:
+                owner = np.empty(samples, np.int64)
+                owner[np.concatenate(pools)] = np.tile(np.arange(clients), len(pools)).repeat(np.concatenate(counts))
                 return owner
     raise UserError(
-        f"partition=dirichlet with beta={beta:g} left some of {clients} clients without a sample in each of {REDRAWS} "
-        f"draws from {samples:,} samples; give a larger beta, fewer clients or more samples."
+        f"partition={way} with beta={beta:g} left some of {clients} clients with fewer than {least} "
+        f"sample{'s' * (least > 1)} in each of {REDRAWS} draws from {samples:,} samples; give a larger beta, fewer "
+        "clients or more samples."
     )
+
+
+def _in_turn(
+    way: str, pools: list[Ints], samples: int, clients: int, classes: int, chance: np.random.Generator
+) -> Ints:
+    """Each class goes to the first clients that still lack one, as many as are needed on average, rounded up.
+
+    All but the last of them get from a tenth of an equal share to all of it, at random, and the last what is left.
+    Where the rounding serves everyone too early the last classes stay unused, and where the groups of clients do not
+    come out even the last clients have fewer classes.
+    """
+    _check_classes(way, classes, len(pools))
+    many = -(-clients * classes // len(pools))
+    lacking, owner = np.full(clients, classes), np.full(samples, -1)
+    for pool in pools:
+        holders = np.flatnonzero(lacking)[:many]
+        if not len(holders):
+            break
+        if len(holders) > len(pool):
+            raise _too_few(len(pool), len(holders))
+        equal = len(pool) // len(holders)
+        counts = chance.integers(max(1, equal // 10), equal, len(holders) - 1, endpoint=True)
+        owner[pool] = np.repeat(holders, np.append(counts, len(pool) - counts.sum()))
+        lacking[holders] -= 1
+    return owner
+
+
+def _check_classes(way: str, wanted: int, classes: int) -> None:
+    if wanted > classes:
+        raise UserError(
+            f"partition={way} with {wanted} classes per client, expected at most the {classes} that the samples "
+            "have; give fewer classes or more samples."
+        )
 
 
 def _too_few(pool: int, holders: int) -> UserError:

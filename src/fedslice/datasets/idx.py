@@ -15,6 +15,7 @@ from fedslice.datasets.images import Images, checked, folder, load
 from fedslice.errors import UserError, unknown
 
 SIDE = 28
+CLASSES = 10
 
 _FOLDERS = {"MNIST": ("mnist", "MNIST/raw", ""), "Fashion-MNIST": ("fashion-mnist", "FashionMNIST/raw", "")}
 _PARTS = ("train", "t10k")
@@ -48,7 +49,7 @@ def _part(place: Path, part: str) -> Images:
             f"{labels} has {len(classes):,} labels, expected one for each of the {len(pixels):,} images in "
             f"{images.name}; fetch both again."
         )
-    return Images(pixels[:, None], checked(f"{labels}", classes.astype(np.int64)))
+    return Images(pixels[:, None], checked(f"{labels}", classes.astype(np.int64), CLASSES))
 
 
 def _file(place: Path, name: str) -> Path:

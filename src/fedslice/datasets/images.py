@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from fedslice.errors import UserError
 
-CLASSES = 10
 MAX_BYTES = 1 << 28
-"""The largest file of these sets has 47 million bytes: far more is a mistake or made to fill the memory."""
+"""The largest file of these sets has 155 million bytes: far more is a mistake or made to fill the memory."""
 
 _BLOCK_BYTES = 1 << 20
 
@@ -33,6 +32,11 @@ class Images:
     def take(self, index: NDArray[np.int64]) -> Images:
         """The chosen samples, in the given order."""
         return Images(self.image[index], self.label[index])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Images]) -> Images:
+        """The samples of all parts, end to end."""
+        return cls(np.concatenate([part.image for part in parts]), np.concatenate([part.label for part in parts]))
 
 
 def load(file: Path) -> bytes:
@@ -65,12 +69,12 @@ def folder(path: Path, inner: Iterable[str], sign: Iterable[str], name: str) -> 
     raise UserError(f"{path} holds no {' or '.join(signs)}; give the folder with the official files of {name}.")
 
 
-def checked(place: str, label: NDArray[np.int64]) -> NDArray[np.int64]:
+def checked(place: str, label: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     """Labels, after they were seen to be classes."""
-    wrong = np.flatnonzero((label < 0) | (label >= CLASSES))
+    wrong = np.flatnonzero((label < 0) | (label >= classes))
     if len(wrong):
         raise UserError(
-            f"{place}, sample {wrong[0] + 1}: the label is {label[wrong[0]]}, expected 0 to {CLASSES - 1}; "
+            f"{place}, sample {wrong[0] + 1}: the label is {label[wrong[0]]}, expected 0 to {classes - 1}; "
             "fetch the file again."
         )
     return label

@@ -1,4 +1,4 @@
-"""Generated pictures of ten classes, for where the real sets are not at hand.
+"""Generated pictures of any number of classes, for where the real sets are not at hand.
 
 A class has a few prototypes, smooth random fields on a torus. A picture is one of them, shifted at random, under noise.
 The shifts, about half a wave at most, blur what a linear model can learn; a convolution finds a field where it is.
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedslice import rng
-from fedslice.datasets.images import CLASSES, Images
+from fedslice.datasets.images import Images
 
 MEAN = 0.5
 DEVIATION = 0.25
@@ -29,23 +29,23 @@ _BLOCK = 1000
 _STREAMS = ("prototype", "block")
 
 
-def generate(shape: tuple[int, int, int], samples: int, seed: int, first: int = 0) -> Images:
+def generate(shape: tuple[int, int, int], samples: int, seed: int, first: int = 0, classes: int = 10) -> Images:
     """Pictures number ``first`` to ``first + samples``; a picture depends on the seed and its number alone."""
-    fields = _prototypes(shape, seed)
+    fields = _prototypes(shape, classes, seed)
     image = np.empty((samples, *shape), np.uint8)
     label = np.empty(samples, np.int64)
     for block in range(first // _BLOCK, -(-(first + samples) // _BLOCK)):
-        pictures, classes = _block(fields, shape, seed, block)
+        pictures, kinds = _block(fields, shape, seed, block)
         start, end = max(first, block * _BLOCK), min(first + samples, (block + 1) * _BLOCK)
         here, there = slice(start - block * _BLOCK, end - block * _BLOCK), slice(start - first, end - first)
-        image[there], label[there] = pictures[here], classes[here]
+        image[there], label[there] = pictures[here], kinds[here]
     return Images(image, label)
 
 
-def _prototypes(shape: tuple[int, int, int], seed: int) -> NDArray[np.float32]:
+def _prototypes(shape: tuple[int, int, int], classes: int, seed: int) -> NDArray[np.float32]:
     """White noise, of which only slow waves are kept: [class and style, channel, height, width], deviation one."""
     chance = rng.generator(seed, rng.Purpose.DATA, _STREAMS.index("prototype"), *shape)
-    white = np.fft.fft2(chance.standard_normal((CLASSES * STYLES, *shape)))
+    white = np.fft.fft2(chance.standard_normal((classes * STYLES, *shape)))
     waves = [np.fft.fftfreq(side) * side for side in shape[1:]]
     slow = np.exp(-(waves[0][:, None] ** 2 + waves[1][None] ** 2) / (2 * SMOOTH**2))
     slow[0, 0] = 0.0
@@ -58,7 +58,7 @@ def _block(
     fields: NDArray[np.float32], shape: tuple[int, int, int], seed: int, block: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     chance = rng.generator(seed, rng.Purpose.DATA, _STREAMS.index("block"), *shape, block)
-    label = chance.integers(0, CLASSES, _BLOCK)
+    label = chance.integers(0, len(fields) // STYLES, _BLOCK)
     which = label * STYLES + chance.integers(0, STYLES, _BLOCK)
     moved = chance.integers(-SHIFT, SHIFT, (2, _BLOCK), endpoint=True)
     rows, columns = ((np.arange(side) + move[:, None]) % side for side, move in zip(shape[1:], moved, strict=True))

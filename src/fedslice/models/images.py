@@ -1,8 +1,8 @@
-"""The image networks of S3: those of table 2, and the sub-models of tables 3 and 6.
+"""The image networks of S3 (those of table 2, the sub-models of tables 3 and 6) and of S4 (FedAvg's CNN, ResNets).
 
 Tables 3 and 6 need a padding of one pixel and five poolings (32 pixels to one). Table 6 contradicts itself between its
 fourth and its last convolution; it is read so that every layer takes what the one before gives, with 256 outputs of the
-last convolution in sub-models 2 to 5.
+last convolution in sub-models 2 to 5. S4's `fedavgcnn` is the one of PFLlib, the library whose settings S4 has.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from fedslice.errors import UserError, unknown
+from fedslice.models.normalise import Normalise
+from fedslice.models.resnet import RESNETS, ResNet
 
-CLASSES = 10
+CLASSES = 10  # of each of S3's three sets
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,6 @@ class Layers:
     hidden: tuple[int, ...]
     kernel: int = 3
     padding: int = 1
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Outputs of every layer, the classes included."""
-        return (*self.convolutions, *self.hidden, CLASSES)
 
 
 _SUB_MODELS = {
@@ -56,6 +52,7 @@ MODELS: dict[str, Layers] = {
     "mlp": Layers((), (100, 64)),
     "cnn1": Layers((10, 20), (50,), kernel=5, padding=0),
     "cnn2": Layers((16, 32, 64), (500, 100)),
+    "fedavgcnn": Layers((32, 64), (512,), kernel=5, padding=0),
     **{f"vgg-{kind}{n}": layers for kind, five in _SUB_MODELS.items() for n, layers in enumerate(five, start=1)},
 }
 
@@ -68,23 +65,39 @@ def widths(kind: Literal["a", "b"], number: int) -> tuple[int, ...]:
     name = f"vgg-{kind}{number}"
     if name not in MODELS:
         raise unknown("sub-model", name, [one for one in MODELS if one.startswith("vgg")])
-    return MODELS[name].widths
+    return (*MODELS[name].convolutions, *MODELS[name].hidden, CLASSES)
+
+
+def network(
+    name: str, shape: tuple[int, int, int], mean: Sequence[float], deviation: Sequence[float], classes: int
+) -> nn.Module:
+    """Any of these networks by its name; what it takes and gives is told by `ImageClassifier`."""
+    if name in RESNETS:
+        return ResNet(RESNETS[name], shape, mean, deviation, classes)
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS, *RESNETS])
+    return ImageClassifier(name, shape, mean, deviation, classes)
 
 
 class ImageClassifier(nn.Sequential):
-    """Class logits [B, 10] of images [B, C, H, W] as they are stored, 0 to 255 in bytes or as floats.
+    """Class logits [B, classes] of images [B, C, H, W] as they are stored, 0 to 255 in bytes or as floats.
 
     ``shape`` is (C, H, W); ``mean`` and ``deviation`` are those of the channels on a scale from 0 to 1, by which the
     network normalises its input. The softmax belongs to the loss.
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, int, int], mean: Sequence[float], deviation: Sequence[float]
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        mean: Sequence[float],
+        deviation: Sequence[float],
+        classes: int = CLASSES,
     ) -> None:
         if name not in MODELS:
             raise unknown("model", name, MODELS)
         layers = MODELS[name]
-        parts: OrderedDict[str, nn.Module] = OrderedDict(normalise=_Normalise(mean, deviation))
+        parts: OrderedDict[str, nn.Module] = OrderedDict(normalise=Normalise(mean, deviation))
         inputs, height, width = shape
         for number, outputs in enumerate(layers.convolutions, start=1):
             parts[f"conv{number}"] = nn.Conv2d(inputs, outputs, layers.kernel, padding=layers.padding)
@@ -103,7 +116,7 @@ class ImageClassifier(nn.Sequential):
             parts[f"full{number}"] = nn.Linear(inputs, outputs)
             parts[f"bend{number}"] = nn.ReLU()
             inputs = outputs
-        parts["classes"] = nn.Linear(inputs, CLASSES)
+        parts["classes"] = nn.Linear(inputs, classes)
         super().__init__(parts)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -111,22 +124,3 @@ class ImageClassifier(nn.Sequential):
         for part in self:
             image = part(image)
         return image
-
-
-class _Normalise(nn.Module):
-    """(x / 255 - mean) / deviation, as one product and one sum; bytes become floats on the way.
-
-    So a federation keeps a byte per pixel, and only the batches at hand take four.
-    """
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
-        super().__init__()
-        middle, spread = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (mean, deviation))
-        self.register_buffer("scale", 1 / (255 * spread))
-        self.register_buffer("shift", -middle / spread)
-
-    def forward(self, image: Tensor) -> Tensor:
-        return image * self.scale + self.shift

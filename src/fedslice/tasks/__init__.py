@@ -1,7 +1,7 @@
 """The tasks that come with the library, by name."""
 
 from fedslice.errors import unknown
-from fedslice.tasks import amazon, example1, hotcold, images, movielens, renttherunway, sent140, taobao
+from fedslice.tasks import agnews, amazon, example1, hotcold, images, movielens, renttherunway, sent140, taobao
 from fedslice.tasks.entry import Entry
 
 TASKS: dict[str, Entry] = {
@@ -13,6 +13,7 @@ TASKS: dict[str, Entry] = {
     "renttherunway": renttherunway.ENTRY,
     "taobao": taobao.ENTRY,
     **{entry.name: entry for entry in images.ENTRIES},
+    "agnews": agnews.ENTRY,
 }
 
 

@@ -1,0 +1,176 @@
+"""Tiny ImageNet (Le and Yang, 2015), an image set of S4: 200 classes of 64 by 64 pixels, one JPEG file per image.
+
+``wnids.txt`` names the classes, ``train/<class>/images`` holds the training images of each, ``val/images`` those to
+test on, and each line of ``val/val_annotations.txt`` begins with a file and its class. The official test images have
+no labels and are not read. Pillow decodes the images, after the size in a file's header was seen to be right.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from fedslice.datasets import lines
+from fedslice.datasets.images import Images, folder
+from fedslice.errors import UserError
+
+SHAPE = (3, 64, 64)
+CLASSES = 200
+ARCHIVE = "tiny-imagenet-200.zip"
+MAX_IMAGES = 200_000
+"""The official set has 110,000: far more are a mistake or made to fill the memory."""
+MAX_FILE_BYTES = 1 << 22
+"""The largest file that is read, the annotations, has 300 thousand bytes."""
+
+_NAME = "Tiny ImageNet"
+_INNER = ("", "tiny-imagenet-200", "tiny-imagenet", "tiny-imagenet/tiny-imagenet-200")
+_SIGN, _ANNOTATIONS = "wnids.txt", "val/val_annotations.txt"
+_TRAIN = re.compile(r"train/([^/]+)/images/[^/]+\.JPEG")
+_CLASS, _FILE = re.compile(r"n[0-9]{8}"), re.compile(r"\w+\.JPEG")
+_BROKEN = (EOFError, zlib.error, zipfile.BadZipFile, RuntimeError)  # RuntimeError: an encrypted zip
+
+_Listed = list[tuple[str, int]]  # file and class of each image
+
+
+def read(path: Path) -> tuple[Images, Images]:
+    """Training and validation images from the official zip, the folder in it, or a folder that holds either of them.
+
+    The folder may hold them in a subfolder tiny-imagenet. A class is its place in wnids.txt.
+    """
+    with _opened(path) as files:
+        classes = _classes(files)
+        train, test = _train(files, classes), _validation(files, classes)
+        if not train or len(train) + len(test) > MAX_IMAGES:
+            raise UserError(
+                f"{files.place} has {len(train):,} training and {len(test):,} validation images, expected some and at "
+                f"most {MAX_IMAGES:,}; fetch the official set."
+            )
+        return _decoded(files, train), _decoded(files, test)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Files of the set by their names below the place where wnids.txt lies."""
+
+    place: str
+    images: Sequence[str]  # every training image
+    open: Callable[[str], IO[bytes]]
+
+    def load(self, name: str) -> bytes:
+        """A file's bytes, if they are not far too many."""
+        try:
+            with self.open(name) as stream:
+                raw = stream.read(MAX_FILE_BYTES + 1)
+        except (FileNotFoundError, KeyError) as error:  # of a folder, and of a zip
+            raise UserError(f"{self.place}/{name} is missing, expected it in the official layout; fetch it.") from error
+        except _BROKEN as error:
+            raise UserError(f"{self.place}/{name} cannot be read ({error}); fetch the archive again.") from error
+        except OSError as error:
+            raise UserError(
+                f"{self.place}/{name} cannot be read ({error.strerror or error}); check it and its permissions."
+            ) from error
+        if len(raw) > MAX_FILE_BYTES:
+            raise UserError(
+                f"{self.place}/{name} has more than {MAX_FILE_BYTES:,} bytes, expected far less; fetch the set again."
+            )
+        return raw
+
+    def lines(self, name: str) -> Iterator[tuple[int, str]]:
+        """A text file's lines, numbered from 1."""
+        return enumerate(self.load(name).decode("latin-1").rstrip("\r\n").split("\n"), start=1)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Files]:
+    zipped = [file for file in (path, *(path / inner / ARCHIVE for inner in _INNER)) if file.is_file()]
+    if not zipped:
+        root = folder(path, _INNER, (_SIGN,), _NAME)
+        names = [file.relative_to(root).as_posix() for file in root.glob("train/*/images/*.JPEG")]
+        yield _Files(f"{root}", names, lambda name: (root / name).open("rb"))
+        return
+    try:
+        archive = zipfile.ZipFile(zipped[0])
+    except (*_BROKEN, OSError) as error:
+        raise UserError(
+            f"{zipped[0]} cannot be read as a zip archive ({error}), expected the whole archive; fetch it again."
+        ) from error
+    with archive:
+        names = archive.namelist()
+        top = next((name.removesuffix(_SIGN) for name in names if name.split("/")[-1] == _SIGN), None)
+        if top is None:
+            raise UserError(f"{zipped[0]} holds no {_SIGN}; give the official archive of {_NAME}, {ARCHIVE}.")
+        inside = [name.removeprefix(top) for name in names if name.startswith(top)]
+        yield _Files(f"{zipped[0]}", inside, lambda name: archive.open(top + name))
+
+
+def _classes(files: _Files) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line, text in files.lines(_SIGN):
+        name = text.strip()
+        if _CLASS.fullmatch(name) is None or name in found or len(found) == CLASSES:
+            expected = f"up to {CLASSES} different ids of classes such as n01443537"
+            raise lines.bad_line(
+                f"{files.place}/{_SIGN}", line, f"found {lines.show(name.encode('latin-1'))}", expected
+            )
+        found[name] = len(found)
+    return found
+
+
+def _train(files: _Files, classes: dict[str, int]) -> _Listed:
+    listed: _Listed = []
+    for name in files.images:
+        if (found := _TRAIN.fullmatch(name)) is None:
+            continue
+        if found[1] not in classes:
+            raise UserError(f"{files.place}/{name} is of a class that {_SIGN} does not name; fetch the set again.")
+        listed.append((name, classes[found[1]]))
+    return sorted(listed)
+
+
+def _validation(files: _Files, classes: dict[str, int]) -> _Listed:
+    listed: _Listed = []
+    for line, text in files.lines(_ANNOTATIONS):
+        name, kind = [*text.split("\t"), "", ""][:2]
+        if _FILE.fullmatch(name) is None or kind not in classes:
+            raise lines.bad_line(
+                f"{files.place}/{_ANNOTATIONS}",
+                line,
+                f"found {lines.show(text.encode('latin-1'))}",
+                f"a .JPEG file and one of the classes in {_SIGN}, separated by a tab",
+            )
+        listed.append((f"val/images/{name}", classes[kind]))
+    return listed
+
+
+def _decoded(files: _Files, listed: _Listed) -> Images:
+    image = np.empty((len(listed), *SHAPE), np.uint8)
+    for place, (name, _) in enumerate(listed):
+        image[place] = _pixels(f"{files.place}/{name}", files.load(name)).transpose(2, 0, 1)
+    return Images(image, np.array([kind for _, kind in listed], np.int64))
+
+
+def _pixels(place: str, raw: bytes) -> np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]:
+    """[height, width, channel]; a grey image has three equal channels."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("reading Tiny ImageNet's JPEG files needs Pillow; install it (pip install pillow).") from None
+    try:
+        with Image.open(io.BytesIO(raw), formats=["JPEG"]) as picture:
+            if picture.size != SHAPE[:0:-1]:
+                raise UserError(
+                    f"{place} has {picture.width} by {picture.height} pixels, expected {SHAPE[2]} by {SHAPE[1]}; "
+                    "fetch the official set."
+                )
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"{place} cannot be decoded as a JPEG file ({error}); fetch the set again.") from error

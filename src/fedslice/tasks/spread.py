@@ -1,0 +1,109 @@
+"""What tasks share whose sets know no clients: options, who gets which samples, and which of them are tested on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedslice import rng
+from fedslice.errors import UserError
+from fedslice.partition import Ints, Way, held_out, partition
+from fedslice.tasks.entry import Options, Seed
+
+Size = Annotated[int, Field(ge=1, le=10**9)]
+NOBODY = -1  # owns the official test samples: the global model is tested on all of them, and none belongs to a client
+
+_BETA = ("dirichlet", "pfl-dirichlet")
+_CLASSES = ("pathological", "pfl-pathological")
+
+
+class SpreadOptions(Options):
+    """``source`` is the official set if data are given and a generated one if not.
+
+    With ``split=pfllib`` training and test samples are merged and spread, and a quarter of each client's is held out;
+    the global model is tested on all of these (S4, in the way of PFLlib).
+    """
+
+    source: Literal["official", "generated"] | None = None
+    partition: Way = "iid"
+    split: Literal["official", "pfllib"] = "official"
+    clients: Size = 100
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5  # of partition=dirichlet and pfl-dirichlet
+    classes: Size = 2  # per client, of partition=pathological and pfl-pathological
+    train: Size | None = None  # so many of the samples that are spread, drawn at random
+    data_seed: Seed = 0  # of the partition, of that draw, and of what is generated
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The samples that are used, in their order, and for each its client and whether it is tested on."""
+
+    index: Ints
+    owner: Ints
+    test: NDArray[np.bool_]
+    about: str
+
+
+def generated(name: str, options: SpreadOptions, data: Path | None) -> bool:
+    """Whether the samples are to be generated; data beside that are refused."""
+    if options.source == "official" or (options.source is None and data is not None):
+        return False
+    if data is not None:
+        raise UserError(f"task {name}: source=generated needs no data, so --data {data} has no place; leave it out.")
+    return True
+
+
+def counts(options: SpreadOptions, samples: tuple[int, int]) -> tuple[int, int]:
+    """Of so many training and test samples, how many a generated set has: what is merged counts as for training."""
+    train, test = (sum(samples), 0) if options.split == "pfllib" else samples
+    return options.train or train, test
+
+
+def check(name: str, options: SpreadOptions) -> None:
+    """Refuse what would do nothing beside the other options."""
+    for option, ways in (("beta", _BETA), ("classes", _CLASSES)):
+        value = getattr(options, option)
+        if options.partition not in ways and value != type(options).model_fields[option].default:
+            raise UserError(
+                f"task {name}: {option}={value} is for partition={' or '.join(ways)}; leave one of them out."
+            )
+
+
+def spread(name: str, options: SpreadOptions, label: Ints, trains: int, what: str) -> Spread:
+    """Samples with these labels, the first ``trains`` of them for training, over the clients; ``what`` they are."""
+    merged = options.split == "pfllib"
+    pool, kind = (len(label), what) if merged else (trains, f"training {what}")
+    wanted = pool if options.train is None else options.train
+    if wanted > pool:
+        raise UserError(f"task {name}: train={wanted} but there are {pool:,} {kind}; give fewer.")
+    chosen = np.sort(rng.generator(options.data_seed, rng.Purpose.SPLIT).choice(pool, wanted, replace=False))
+    owner = partition(
+        options.partition, label[chosen], options.clients, options.data_seed, options.beta, options.classes
+    )
+    chosen, owner = chosen[owner >= 0], owner[owner >= 0]
+    dealt = f"{len(chosen):,} {kind} {_way(options)}"
+    if merged:
+        test = held_out(owner, options.data_seed)
+        about = f"{dealt}, of each client's a quarter held out ({test.sum():,})"
+        return Spread(chosen, owner, test, about)
+    rest = np.arange(trains, len(label))
+    return Spread(
+        index=np.concatenate([chosen, rest]),
+        owner=np.concatenate([owner, np.full(len(rest), NOBODY)]),
+        test=np.arange(len(chosen) + len(rest)) >= len(chosen),
+        about=f"{dealt}, {len(rest):,} test {what}",
+    )
+
+
+def _way(options: SpreadOptions) -> str:
+    detail = ""
+    if options.partition in _BETA:
+        detail = f" (beta {options.beta:g})"
+    elif options.partition in _CLASSES:
+        detail = f" ({options.classes} classes each)"
+    return f"over {options.clients} clients by {options.partition}{detail}"

@@ -7,27 +7,41 @@ has some rows of a table, of its own number.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedslice.errors import UserError
 from fedslice.slice import Axis
+
+_IN_MEMORY = 2 << 30
 
 
 class Store:
-    """Tensors by name and client: in one growing array per name, or as rows of each client's own."""
+    """Tensors by name and client: in one growing array per name, or as rows of each client's own.
 
-    def __init__(self, clients: int, device: torch.device | None = None):
+    An array of more than ``limit`` bytes lies in a file without a name in the directory for temporary files (TMPDIR),
+    whose room the system takes back when the process ends, however it ends.
+    """
+
+    def __init__(self, clients: int, device: torch.device | None = None, limit: int = _IN_MEMORY):
         self._clients = clients
         self.device = device or torch.device("cpu")
+        self._limit = limit
         self._slot: dict[str, Tensor] = {}
         self._rows: dict[str, Tensor] = {}
         self._sparse: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
 
     def put(self, name: str, clients: Tensor, values: Tensor) -> None:
         """Remember ``values`` [clients, …] for these clients, each of which appears once."""
+        if not len(clients):
+            return
         if name not in self._slot:
             self._slot[name] = torch.full((self._clients,), -1, dtype=torch.int64, device=self.device)
             self._rows[name] = values.new_empty(0, *values.shape[1:])
@@ -36,24 +50,43 @@ class Store:
         used = int((slot >= 0).sum())
         if used + len(fresh) > len(rows):
             room = min(max(2 * len(rows), used + len(fresh)), self._clients)
-            grown = rows.new_zeros(room, *rows.shape[1:])
+            grown = self._array(name, rows, room)
             grown[:used] = rows[:used]
             self._rows[name] = rows = grown
         slot[fresh] = torch.arange(used, used + len(fresh), device=self.device)
-        rows[slot[clients]] = values.detach()
+        rows[slot[clients].to(rows.device)] = values.detach().to(rows.device)
 
     def get(self, name: str, clients: Tensor) -> tuple[Tensor, Tensor] | None:
         """What these clients remember [clients, …] and who of them remembers anything; ``None`` if nobody does."""
         if name not in self._slot:
             return None
-        slot = self._slot[name][clients]
-        return self._rows[name][slot.clamp(min=0)], slot >= 0
+        slot, rows = self._slot[name][clients], self._rows[name]
+        return rows[slot.clamp(min=0).to(rows.device)].to(self.device), slot >= 0
+
+    def _array(self, name: str, like: Tensor, room: int) -> Tensor:
+        """Zeros for this many clients' tensors of one name, in memory or on disk."""
+        size = room * prod(like.shape[1:]) * like.element_size()
+        if size <= self._limit:
+            return torch.zeros(room, *like.shape[1:], dtype=like.dtype, device=self.device)
+        with tempfile.TemporaryFile() as file:  # what is mapped stays after the file is closed
+            try:
+                if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process
+                    os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                raise UserError(
+                    f"what clients remember as {name!r} takes {size / 2**30:,.1f} GiB, which {tempfile.gettempdir()} "
+                    f"has no room for ({error.strerror}); let TMPDIR name a directory on a larger disk."
+                ) from None
+            mapped = np.memmap(file, np.uint8, "r+", shape=(size,))
+        return torch.from_numpy(mapped).view(like.dtype).view(room, *like.shape[1:])
 
     def put_rows(self, name: str, clients: Tensor, ids: Tensor, mine: Tensor, values: Tensor) -> None:
         """Remember ``values`` [clients, places, …] of the rows ``ids`` [clients, places] of a table, where ``mine``.
 
         They take the place of what these clients remembered before.
         """
+        if not len(clients):
+            return
         memory = self._sparse.setdefault(name, {})
         for client, own, rows, part in zip(clients.tolist(), mine, ids, values.detach(), strict=True):
             memory[client] = rows[own], part[own]
@@ -89,5 +122,7 @@ class Store:
                 counts = state[f"{name}/counts"].tolist()
                 ids, values = (state[f"{name}/{part}"].to(self.device).split(counts) for part in ("ids", "values"))
                 self._sparse[name] = dict(zip(tensor.tolist(), zip(ids, values, strict=True), strict=True))
-            elif kind in ("slot", "rows"):
-                (self._slot if kind == "slot" else self._rows)[name] = tensor.to(self.device).clone()
+            elif kind == "slot":
+                self._slot[name] = tensor.to(self.device).clone()
+            elif kind == "rows":
+                self._rows[name] = self._array(name, tensor, len(tensor)).copy_(tensor)

@@ -1,12 +1,12 @@
 """The sequential engine: one client at a time, with plain PyTorch."""
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedslice.engines.base import Trained, descend
+from fedslice.engines.base import Pass, Trained, descend
 from fedslice.local.sgd import SGD
 from fedslice.slice import Values
 from fedslice.task import Task
@@ -23,16 +23,22 @@ class Sequential:
 
     def train(self, task: Task, local: SGD, work: Work) -> Trained:
         """Each client in turn."""
-
-        def forward(parameters: Values, features: dict[str, Tensor]) -> Tensor:
-            one = {name: value[0] for name, value in parameters.items()}
-            return task.forward(one, {name: value[0] for name, value in features.items()})[None]
-
-        done = [descend(forward, task, local, _alone(work, c)) for c in range(len(work.clients))]
+        done = [descend(_lift, task, local, _alone(work, c)) for c in range(len(work.clients))]
         end = {
             name: torch.cat([_padded(each.end[name], start[:1]) for each in done]) for name, start in work.start.items()
         }
         return Trained(end, torch.cat([each.losses for each in done]))
+
+
+def _lift(function: Pass) -> Pass:
+    """For a chunk of one."""
+
+    def forward(parameters: Values, features: dict[str, Tensor]) -> Any:
+        one = {name: value[0] for name, value in parameters.items()}
+        out = function(one, {name: value[0] for name, value in features.items()})
+        return out[None] if isinstance(out, Tensor) else tuple(part[None] for part in out)
+
+    return forward
 
 
 def _alone(work: Work, client: int) -> Work:

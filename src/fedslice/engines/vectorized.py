@@ -1,13 +1,12 @@
 """The vectorised engine: the clients of a chunk train together, stacked on a leading axis."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.func import vmap
 
-from fedslice.engines.base import Trained, descend
+from fedslice.engines.base import Pass, Trained, descend
 from fedslice.local.sgd import SGD
-from fedslice.slice import Values
 from fedslice.task import Task
 from fedslice.work import Work
 
@@ -21,18 +20,15 @@ class Vectorized:
         """All clients at once."""
         names, columns = list(work.start), list(work.features)
 
-        def one(*tensors: Tensor) -> Tensor:
-            split = len(names)
-            return task.forward(
-                dict(zip(names, tensors[:split], strict=True)), dict(zip(columns, tensors[split:], strict=True))
-            )
+        def lift(function: Pass) -> Pass:
+            def one(*tensors: Tensor) -> Any:
+                split = len(names)
+                return function(
+                    dict(zip(names, tensors[:split], strict=True)), dict(zip(columns, tensors[split:], strict=True))
+                )
 
-        batched = vmap(
-            one, randomness="different"
-        )  # on plain tensors: unpacking containers costs more than small layers
+            # On plain tensors: unpacking containers costs more than small layers.
+            batched = vmap(one, randomness="different")
+            return lambda parameters, features: batched(*parameters.values(), *features.values())
 
-        def forward(parameters: Values, features: dict[str, Tensor]) -> Tensor:
-            out: Tensor = batched(*parameters.values(), *features.values())
-            return out
-
-        return descend(forward, task, local, work)
+        return descend(lift, task, local, work)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,23 @@ from fedslice.slice import Axis, Slice, Values
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.work import Work
+    from fedslice.work import Batch, Work
 
-Forward = Callable[[Values, dict[str, Tensor]], Tensor]
+
+class Forward(Protocol):
+    """The network, run for all clients of a chunk at once: every tensor has a leading client axis."""
+
+    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Tensor:
+        """Outputs."""
+        ...
+
+    def deep(self, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Outputs, and what entered the last Linear layer on the way to them, in one pass."""
+        ...
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """While it lasts networks are not trained but asked: no gradient, no dropout."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +65,7 @@ class SGD(Part):
     # only the table rows that a client's batches (or ``rows``) name: the same result at the cost of the batches.
     follows_gradient: ClassVar[bool] = True
     drifts: ClassVar[bool] = False  # and does such a coordinate move, along ``field``?
+    accumulates: ClassVar[bool] = False  # does a client add up its updates, and count on a server that does?
 
     _: KW_ONLY
     lr: Positive = 0.1
@@ -131,14 +146,12 @@ class SGD(Part):
         forward: Forward,
         loss: Loss,
         parameters: Values,
-        features: dict[str, Tensor],
-        label: Tensor,
-        real: Tensor,
+        batch: Batch,
+        work: Work,  # noqa: ARG002
+        s: int,  # noqa: ARG002
     ) -> Tensor:
-        """Mean loss of each client's batch: [clients]."""
-        output = forward(parameters, features)
-        each = loss(output.flatten(0, 1), label.flatten(0, 1)).view(label.shape[:2])
-        return (each * real).sum(1) / real.sum(1).clamp(min=1)
+        """What each client minimises in step ``s`` of its work, here the mean loss of its batch: [clients]."""
+        return mean_loss(loss, forward(parameters, batch.features), batch)
 
     def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:  # noqa: ARG002
         """From a gradient to a step: here only the clipping, which looks at each client alone."""
@@ -175,3 +188,9 @@ class SGD(Part):
     def up_bytes(self, up: Slice, itemsize: int) -> Tensor | int:  # noqa: ARG002
         """Bytes of the report, per client."""
         return 0
+
+
+def mean_loss(loss: Loss, output: Tensor, batch: Batch) -> Tensor:
+    """Mean loss of each client's batch: [clients]."""
+    each = loss(output.flatten(0, 1), batch.label.flatten(0, 1)).view(batch.label.shape[:2])
+    return (each * batch.share).sum(1) / batch.share.sum(1).clamp(min=1)

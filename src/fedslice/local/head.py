@@ -1,0 +1,70 @@
+"""The last Linear layer of a network: what enters it are S4's features, what leaves it are the classes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from fedslice.errors import UserError
+from fedslice.slice import Values
+from fedslice.task import Task
+
+
+class Head(NamedTuple):
+    """A trained Linear layer: its name, its inputs and its outputs."""
+
+    name: str
+    features: int
+    classes: int
+
+    def parameters(self, task: Task) -> list[str]:
+        """The names of its weight and, if it is trained, of its bias."""
+        return [key for key in (f"{self.name}.weight", f"{self.name}.bias") if key in task.shapes]
+
+
+def head(task: Task) -> Head:
+    """The last Linear layer in the order of the module."""
+    found = [
+        name
+        for name, part in task.module.named_modules()
+        if isinstance(part, nn.Linear) and f"{name}.weight" in task.shapes
+    ]
+    if not found:
+        raise UserError(
+            f"{type(task.module).__name__} has no Linear layer of its own that is trained, and the local method needs "
+            "the features that enter the last one; use local=sgd."
+        )
+    classes, features = task.shapes[f"{found[-1]}.weight"]
+    return Head(found[-1], features, classes)
+
+
+def class_head(task: Task, least: int) -> Head:
+    """The last Linear layer of a task whose labels are the numbers of its outputs, at least so many."""
+    last = head(task)
+    label = task.federation.train.label
+    whole = not label.is_floating_point() and label.dim() == 1
+    if not whole or int(label.min()) < 0 or int(label.max()) >= last.classes or last.classes < least:
+        kind = f"from {int(label.min())} to {int(label.max())}" if whole else f"{label.dtype} {list(label.shape[1:])}"
+        raise UserError(
+            f"the last Linear layer {last.name!r} has {last.classes} outputs and the labels are {kind}; the local "
+            f"method needs labels that are class numbers, and an output for each of at least {least} classes: use "
+            "local=sgd."
+        )
+    return last
+
+
+def deep(task: Task, layer: str, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """One client's output for a batch, and what entered the named layer on the way to it."""
+    seen: list[Tensor] = []
+    handle = task.module.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        output = task.forward(parameters, features)
+    finally:
+        handle.remove()
+    if not seen:
+        raise UserError(
+            f"{type(task.module).__name__} never calls its last Linear layer {layer!r}, so that it shows no features; "
+            "call the layer in forward, or use local=sgd."
+        )
+    return output, seen[-1]

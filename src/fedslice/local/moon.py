@@ -1,0 +1,75 @@
+"""MOON: a client's features stay nearer to the received model's than to its own last ones (Li et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedslice.local.head import head
+from fedslice.local.memory import Remembering
+from fedslice.local.sgd import Forward, mean_loss
+from fedslice.parts import CHECKED, NonNegative, Positive, World
+from fedslice.slice import Slice, Values
+from fedslice.task import Loss
+
+if TYPE_CHECKING:
+    from fedslice.work import Batch, Work
+
+
+@dataclass(config=CHECKED)
+class Moon(Remembering):
+    """Adds μ·mean[−log(e^a/(e^a + e^b))], a = cos(z, z_X)/τ, b = cos(z, z_last)/τ (S4, appendix D).
+
+    z are the features that enter the last Linear layer: of the model in training, of the one received, and of the one
+    with which the client ended its last round, at first the initial model. Neither a projection head nor more than one
+    past model is used. A past model has values for every coordinate the client holds, so all of them are kept.
+    """
+
+    label = "moon"
+    follows_gradient = False  # a row that did not move is remembered as it was then, not as it comes down next time
+
+    mu: NonNegative = 0.01
+    tau: Positive = 1.0
+
+    def setup(self, world: World) -> None:
+        """Find the layer, and where everyone begins."""
+        super().setup(world)
+        head(world.task)
+        self._first = {name: value.to(world.device) for name, value in world.task.initial(world.seed).items()}
+
+    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:
+        """The client's last model."""
+        exchanged = self.exchanged(layout, down)
+        aside = exchanged.gather(self._first)
+        for name, first in aside.items():
+            last, known = self.recall("last", name, clients, exchanged)
+            aside[name] = torch.where(known, last, first)
+        return aside
+
+    def objective(
+        self,
+        forward: Forward,
+        loss: Loss,
+        parameters: Values,
+        batch: Batch,
+        work: Work,
+        s: int,  # noqa: ARG002
+    ) -> Tensor:
+        """The loss, and the contrast between the received and the last model's features."""
+        output, features = forward.deep(parameters, batch.features)
+        last = {name: work.aside.get(name, value) for name, value in work.start.items()}
+        with forward.frozen():
+            _, received = forward.deep(work.start, batch.features)
+            _, own = forward.deep(last, batch.features)
+        nearer, farther = (F.cosine_similarity(features.flatten(2), z.flatten(2), dim=-1) for z in (received, own))
+        contrast = F.softplus((farther - nearer) / self.tau)
+        return mean_loss(loss, output, batch) + self.mu * (contrast * batch.share).sum(1)
+
+    def keep(self, work: Work, end: Values, fine: Tensor) -> None:
+        """The model with which this round ended."""
+        for name in work.aside:
+            self.remember("last", name, work, end[name], fine)

@@ -154,11 +154,15 @@ def fitting(name: str, **options: Any) -> tuple[Task, Recipe]:
     small: dict[str, dict[str, Any]] = {
         "centralsgd": {"cohort": 2},
         "feddd": {"rate": 0.5, "full_every": 3},
-        "flss": {"cohort": 4, "rank": 3, "warmup": 2, "every": 3},
+        "flss": {"cohort": 4, "rank": 3, "warmup": 1, "every": 2},
         "fedcs": {"budget": 0.7},
         "oort": {"budget": 0.7},
+        "fedgen": {"cohort": 4, "server_steps": 2, "width": 4, "generated": 4},
     }
-    channelled = ("feddd", "flss", "heterofl", "fjord")
+    projected = ("flss", "sign+flss", "fedprox+flss")
+    small |= dict.fromkeys(projected, small["flss"])
+    classified = ("moon", "fedgen", "fedntd")
+    channelled = ("feddd", "heterofl", "fjord", *projected, *classified)
     task = mlp() if name in channelled else pair() if name == "fdrl" else recommender()
     own = small.get(name, {"cohort": 4}) | {"iterations": 3, "batch_size": 4, "lr": 0.05}
     if "epochs" in options:

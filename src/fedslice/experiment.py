@@ -32,16 +32,17 @@ from fedslice.task import Task
 from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
-_NUMBERS = ("round", "up_bytes", "down_bytes", "rejected", "clock", "seconds")  # of an experiment's state
+_NUMBERS = ("round", "up_bytes", "up_words", "down_bytes", "rejected", "clock", "seconds")  # of an experiment's state
 
 
 class Experiment:
     """A task trained by a recipe for a number of rounds.
 
     ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
-    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``, what the
-    instruments named in ``measure`` find, and with ``devices`` the ``clock``: seconds that the rounds would have taken
-    on them, each as long as its slowest client (S3, equation 12).
+    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``, and what
+    the instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
+    counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
+    slowest client (S3, equation 12).
     """
 
     def __init__(
@@ -75,18 +76,20 @@ class Experiment:
         self.recipe = copy.deepcopy(recipe)  # parts have memories; a recipe is reused, a memory is not
         place = _device(device)
         self._measured = task if place.type == "cpu" else task.to(place)
+        for instrument in self._instruments:
+            instrument.check(self._measured)
         self.task = self.recipe.select.population(self._measured)
         self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
         self.store = Store(len(self.task.federation), place)
         if devices is not None and len(devices) != len(task.federation):
             raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
         self._devices = devices if self.recipe.select.remote else None
-        self.world = World(self.task, seed, self.store, self.recipe, self._devices)
+        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds)
         self.recipe.setup(self.world)
         self._likeness = self._alike()
         self.round = 0
         self.up_bytes = self.down_bytes = self.rejected = 0
-        self.seconds = self.clock = 0.0
+        self.up_words = self.seconds = self.clock = 0.0
         self._asked = (engine, chunk)
         self._chosen: Choice | None = None
 
@@ -138,7 +141,7 @@ class Experiment:
                 times.append(self._count(work, report.slice, message))
         self.clock += max(times, default=0.0)
         mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
-        share = len(cohort.clients) / len(self.task.federation)
+        share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
         recipe.observe(RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum()))
 
@@ -146,8 +149,10 @@ class Experiment:
         """Count a chunk's bytes; how long its slowest device takes, if there are devices."""
         codec, local, itemsize = self.recipe.codec, self.recipe.local, self.task.itemsize
         sent = message.bytes + local.up_bytes(up, itemsize)
-        received = codec.down_bytes(work.round, work.down, itemsize) + local.down_bytes(work.down, itemsize)
+        received = codec.down_bytes(work.round, work.down, itemsize, work.clients)
+        received = received + local.down_bytes(work.down, itemsize)
         self.up_bytes += int(sent.sum())
+        self.up_words += float((sent if message.words is None else 4 * message.words).sum()) / 4
         self.down_bytes += int(received.sum())
         if self._devices is None:
             return 0.0
@@ -172,9 +177,10 @@ class Experiment:
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
             for instrument in self._instruments:  # pooled data, too, are measured as the federation they came from
-                scores |= instrument(self._measured, self.model)
+                scores |= instrument.measure(self._measured, self.model)
+        words = {} if self.recipe.codec.exact else {"up_words": self.up_words}
         clock = {} if self._devices is None else {"clock": self.clock}
-        return {"round": self.round, **scores, **counts, **clock, "seconds": self.seconds}
+        return {"round": self.round, **scores, **counts, **words, **clock, "seconds": self.seconds}
 
     def panels(self) -> list[Panel]:
         """What the task and the parts of the recipe have to show beside the metrics, as of now."""

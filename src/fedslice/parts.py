@@ -36,6 +36,7 @@ class World:
     store: Store
     recipe: Recipe
     devices: Devices | None = None
+    rounds: int | None = None  # how long the run is
 
     def round_bytes(self) -> Tensor:
         """What each client holds, in bytes: what it would exchange each way if it exchanged all of it."""

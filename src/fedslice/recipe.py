@@ -17,8 +17,26 @@ from fedslice.slice import Values
 _KINDS: dict[str, tuple[type[Part], ...]] = {
     "select": (select.Uniform, select.Everyone, select.FedCS, select.Oort, select.Pooled),
     "slices": (slices.Whole, slices.FeatureRows, slices.ChannelDropout, slices.Width, slices.Shared),
-    "local": (local.SGD, local.Prox, local.Scaffold),
-    "codec": (codecs.Dense, codecs.StreamingSubspace),
+    "local": (
+        local.SGD,
+        local.Prox,
+        local.Scaffold,
+        local.Moon,
+        local.FedDyn,
+        local.FedDC,
+        local.FedGen,
+        local.FedNTD,
+    ),
+    "codec": (
+        codecs.Dense,
+        codecs.Sign,
+        codecs.TopK,
+        codecs.STC,
+        codecs.Quantize,
+        codecs.FetchSGD,
+        codecs.LBGM,
+        codecs.StreamingSubspace,
+    ),
     "combine": (combine.Mean, combine.HeatCorrected, combine.Coverage),
     "server": (
         server.ServerSGD,
@@ -27,6 +45,7 @@ _KINDS: dict[str, tuple[type[Part], ...]] = {
         server.Adam,
         server.Yogi,
         server.ScaffoldApprox,
+        server.Drift,
     ),
 }
 # What can stand in each place of a recipe, by name.

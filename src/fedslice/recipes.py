@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from fedslice.codecs import StreamingSubspace
+from fedslice.codecs import LBGM, STC, FetchSGD, Sign, StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.errors import unknown
-from fedslice.local import Prox, Scaffold
+from fedslice.local import FedDC, FedDyn, FedGen, FedNTD, Moon, Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, FedCS, Oort, Pooled
-from fedslice.server import Adagrad, Adam, Momentum, ScaffoldApprox, Yogi
+from fedslice.server import Adagrad, Adam, Drift, Momentum, ScaffoldApprox, Yogi
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 
 RECIPES: dict[str, Recipe] = {
@@ -16,6 +16,11 @@ RECIPES: dict[str, Recipe] = {
     "fedprox": Recipe(local=Prox(mu=0.01)),
     "scaffold": Recipe(local=Scaffold(), combine=Mean(weights="uniform")),
     "scaffold-approx": Recipe(server=ScaffoldApprox()),
+    "feddyn": Recipe(local=FedDyn(), combine=Mean(weights="uniform"), server=Drift()),
+    "feddc": Recipe(local=FedDC(), combine=Mean(weights="uniform"), server=Drift()),
+    "moon": Recipe(local=Moon()),
+    "fedgen": Recipe(local=FedGen()),
+    "fedntd": Recipe(local=FedNTD()),
     "fedavgm": Recipe(server=Momentum()),
     "fedadagrad": Recipe(server=Adagrad()),
     "fedadam": Recipe(server=Adam()),
@@ -31,6 +36,12 @@ RECIPES: dict[str, Recipe] = {
     ),
     "fjord": Recipe(slices=Width(widths="0.2,0.4,0.6,0.8,1", drawn=True), combine=Coverage()),
     "flss": Recipe(codec=StreamingSubspace()),
+    "sign": Recipe(codec=Sign()),
+    "sign+flss": Recipe(codec=StreamingSubspace(inner="sign")),
+    "fedprox+flss": Recipe(local=Prox(mu=0.01), codec=StreamingSubspace()),
+    "stc": Recipe(codec=STC()),
+    "fetchsgd": Recipe(codec=FetchSGD()),
+    "lbgm": Recipe(codec=LBGM()),
     "fdrl": Recipe(slices=Shared()),
 }
 

@@ -26,12 +26,12 @@ class Axis:
     """The positions that each client holds along one dimension: ascending, padded by repeating the last.
 
     The members may be given as a function: their number, which is all that the wire cost needs, is then known
-    without listing them. ``prefix`` says that every client holds the first positions, so that the number names them.
+    without listing them. ``first`` says which clients hold the first positions: the number then names them.
     """
 
-    def __init__(self, counts: Tensor, ids: Tensor | Callable[[], Tensor], prefix: bool = False):
+    def __init__(self, counts: Tensor, ids: Tensor | Callable[[], Tensor], first: Tensor | None = None):
         self.counts = counts
-        self.prefix = prefix
+        self.first = torch.zeros_like(counts, dtype=torch.bool) if first is None else first
         self._ids = ids
 
     @cached_property
@@ -214,12 +214,12 @@ class Slice:
             axis: extent
             for name, axes in self.axes.items()
             for extent, axis in zip(self.shapes[name], axes, strict=True)
-            if axis is not None and not axis.prefix
+            if axis is not None
         }
         total = torch.zeros(self.clients, dtype=torch.int64)
         for axis, extent in sizes.items():
             packed = (axis.counts.cpu() * id_bits(extent) + 7) // 8
-            total += packed.clamp(max=(extent + 7) // 8) * (axis.counts.cpu() < extent)
+            total += packed.clamp(max=(extent + 7) // 8) * ~(axis.first | (axis.counts == extent)).cpu()
         return total
 
     def _positions(self, name: str, lead: int) -> Tensor:

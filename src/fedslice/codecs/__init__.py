@@ -2,6 +2,12 @@
 
 from fedslice.codecs.base import Codec
 from fedslice.codecs.dense import Dense
+from fedslice.codecs.fetchsgd import FetchSGD
+from fedslice.codecs.lbgm import LBGM
+from fedslice.codecs.quantize import Quantize
+from fedslice.codecs.sign import Sign
+from fedslice.codecs.stc import STC
 from fedslice.codecs.subspace import StreamingSubspace
+from fedslice.codecs.topk import TopK
 
-__all__ = ["Codec", "Dense", "StreamingSubspace"]
+__all__ = ["LBGM", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"]

@@ -19,4 +19,5 @@ class Dense(Codec):
     def encode(self, t: int, upload: Upload) -> Message:  # noqa: ARG002
         """Ids once, then the values."""
         itemsize = next(iter(upload.values.values())).element_size() if upload.values else 0
-        return Message(upload, upload.slice.numbers() * itemsize + upload.slice.id_bytes())
+        numbers = upload.slice.numbers()
+        return Message(upload, numbers * itemsize + upload.slice.id_bytes(), numbers.double())

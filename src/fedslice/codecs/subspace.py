@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice import wire
 from fedslice.codecs.base import Codec
+from fedslice.codecs.basis import Basis
+from fedslice.codecs.catchup import CatchUp
+from fedslice.codecs.dense import Dense
+from fedslice.codecs.lbgm import LBGM
+from fedslice.codecs.quantize import Quantize
+from fedslice.codecs.sign import Sign
+from fedslice.codecs.topk import TopK
+from fedslice.errors import UserError
 from fedslice.messages import Message, Step, Upload
+from fedslice.panel import Cell, Panel
 from fedslice.parts import CHECKED, Count, RoundEnd, World
-from fedslice.slice import Slice, Values
+from fedslice.slice import Shapes, Slice, Values
+
+if TYPE_CHECKING:
+    from fedslice.recipe import Recipe
 
 CODE = "code"  # the one parameter of the space in which coefficients are summed
+INNER: dict[str, type[Codec]] = {kind.label: kind for kind in (Dense, Sign, TopK, Quantize, LBGM)}
+_MOST = 8 * 2**30  # bytes that the sampled updates may take
 
 
 @dataclass(config=CHECKED)
 class StreamingSubspace(Codec):
     """``warmup`` plain rounds, then ``rank`` coefficients per client and a full update every ``every`` rounds.
 
-    Coefficients are linear in the update, so the server sums them and lifts the sum once: P·Σ w_i·Pᵀg_i. Full
-    rounds keep the basis on the trajectory: the top singular directions of [P·Σ, g], from a Gram matrix of R+1
-    columns in float64 (algorithm 2).
+    Coefficients are linear in the update, so the server sums them and lifts the sum once: P·Σ w_i·Pᵀg_i. Full rounds
+    keep the basis on the trajectory; ``decay`` (λ) lets go of its past (algorithm 2). ``inner`` is the codec by which
+    full updates go up.
+
+    Server and clients keep the same basis: rank·D numbers each, and until the end of the warm-up the server keeps
+    warmup·D. A client that was absent is brought up to date before it trains, and what that takes is counted.
     """
 
     label = "subspace"
@@ -31,118 +51,163 @@ class StreamingSubspace(Codec):
     rank: Count = 50
     warmup: Count = 200
     every: Count = 5
+    decay: Annotated[float, Field(ge=0, le=1)] = 1.0
+    inner: Literal["dense", "sign", "topk", "quantize", "lbgm"] = "dense"
+
+    def __post_init__(self) -> None:
+        self._inner = INNER[self.inner]()
+
+    def check(self, recipe: Recipe) -> None:
+        """What the inner codec refuses."""
+        self._inner.check(recipe)
 
     def setup(self, world: World) -> None:
-        """Learn the shapes; nothing is sampled yet."""
-        self._shapes = world.task.shapes
+        """Refuse what could never become a subspace; nothing is sampled yet."""
+        super().setup(world)
+        self._inner.setup(world)
+        size = sum(shape.numel() for shape in self._shapes.values())
+        if self.rank > size:
+            raise UserError(f"codec=subspace: rank={self.rank} but the model has {size} parameters; give fewer.")
+        if world.rounds is not None and self.warmup > world.rounds:
+            raise UserError(
+                f"codec=subspace: warmup={self.warmup} is longer than the run of {world.rounds} rounds, in which "
+                "nothing would be projected; give a shorter warm-up or more rounds."
+            )
+        if (need := self.warmup * size * world.task.itemsize) > _MOST:
+            raise UserError(
+                f"codec=subspace: {self.warmup} sampled updates of {size:,} parameters take {need / 2**30:,.1f} GiB "
+                f"where {_MOST / 2**30:g} are allowed; give a shorter warm-up."
+            )
         self._sampled: list[Tensor] = []
-        self._basis: Tensor | None = None
-        self._sigma = torch.zeros(0, dtype=torch.float64)
+        self._basis: Basis | None = None
+        self._absent = CatchUp(len(world.task.federation), self.warmup)
+        self._residuals: list[tuple[float, float]] = []
 
     def full(self, t: int) -> bool:
-        """Do plain updates travel in round ``t``?"""
+        """Do whole updates travel in round ``t``?"""
         return t < self.warmup or (t - self.warmup) % self.every == 0 or self._basis is None
 
     def encode(self, t: int, upload: Upload) -> Message:
-        """g̃ = Pᵀg, or g itself on a full round."""
-        itemsize = next(iter(upload.values.values())).element_size()
+        """g̃ = Pᵀg, or on a full round g itself, as the inner codec sends it."""
         if self.full(t):
-            return Message(upload, upload.slice.numbers() * itemsize + upload.slice.id_bytes())
-        basis = self._split(upload)
-        rank = next(iter(basis.values())).shape[-1]
-        code = sum(
-            torch.einsum(
-                "cv,cvr->cr",
-                upload.values[n].reshape(upload.layout.clients, -1),
-                basis[n].reshape(upload.layout.clients, -1, rank),
-            )
-            for n in upload.layout.axes
-        )
-        assert isinstance(code, Tensor)
+            return self._inner.encode(t, upload)
+        assert self._basis is not None
+        code = self._basis.project(upload, self._shapes)
         space = Slice.whole(len(code), {CODE: code.shape[1:]})
         sent = Upload(upload.clients, upload.weights, space, space, {CODE: code})
-        return Message(sent, space.numbers() * itemsize)
+        return Message(sent, space.numbers() * code.element_size(), space.numbers().double())
 
-    def lift(self, t: int, mean: Step) -> Step:  # noqa: ARG002
+    def decode(self, t: int, message: Message) -> Upload:
+        """Coefficients as they are; on a full round what the inner codec makes of it."""
+        return self._inner.decode(t, message) if self.full(t) else message.upload
+
+    def lift(self, t: int, mean: Step) -> Step:
         """P·g̃, once for the whole cohort, with the basis that made the codes."""
-        if CODE not in mean:
-            return mean
+        if self.full(t) or CODE not in mean:
+            return self._inner.lift(t, mean)
         assert self._basis is not None
-        flat = self._basis @ mean[CODE][1]
-        return {n: (None, v) for n, v in self._unflatten(flat).items()}
+        flat = self._basis.columns @ mean[CODE][1]
+        return {n: (None, v) for n, v in unflatten(flat, self._shapes).items()}
 
-    def down_bytes(self, t: int, down: Slice, itemsize: int) -> Tensor:
-        """What comes down is the last round's aggregate: as many words as went up then."""
-        if t == 0 or self.full(t - 1) or self._basis is None:
-            return super().down_bytes(t, down, itemsize)
-        return torch.full((down.clients,), self._basis.shape[1] * itemsize)
+    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor | None = None) -> Tensor:
+        """The steps since the client last took part, or the model and its basis if they are smaller."""
+        rank = 0 if self._basis is None else self._basis.rank
+        return self._absent.words(t, clients, down.numbers(), rank) * itemsize
 
     def observe(self, end: RoundEnd) -> None:
-        """Sample the trajectory, then follow it on full rounds."""
-        if end.round >= self.warmup and not self.full(end.round):
+        """Sample the trajectory, then follow it on full rounds (algorithm 1)."""
+        self._inner.observe(end)
+        full = self.full(end.round)
+        self._absent.add(end, None if full or self._basis is None else self._basis.rank)
+        if not full:
             return
-        update = self._flatten(end.change)
+        update = flatten(end.change, self._shapes)
         if end.round < self.warmup:
             self._sampled.append(update)
             if len(self._sampled) == self.warmup:
-                self._fit(torch.stack(self._sampled, 1))
+                self._basis = Basis.of(torch.stack(self._sampled, 1), self.rank)
                 self._sampled = []
         elif self._basis is not None:
-            weighted = self._basis.double() * self._sigma
-            self._fit(torch.cat([weighted, update.double()[:, None]], 1))
+            self._residuals.append((end.round + 1, self._basis.residual(update)))
+            self._basis = self._basis.follow(update, self.decay, self.rank)
+
+    def space(self, t: int) -> Shapes:
+        """The model's shapes, or as many coefficients as the basis has columns."""
+        if self.full(t) or self._basis is None:
+            return self._inner.space(t)
+        return {CODE: torch.Size([self._basis.rank])}
+
+    def write(self, message: Message) -> bytes:
+        """Coefficients as numbers, or what the inner codec writes."""
+        return super().write(message) if CODE in message.upload.values else self._inner.write(message)
+
+    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:
+        """The inverse of :meth:`write`."""
+        return super().read(client, part, reader) if CODE in part.axes else self._inner.read(client, part, reader)
+
+    def panels(self) -> list[Panel]:
+        """How the trajectory's energy divides, and how much of each full update the subspace missed."""
+        if self._basis is None:
+            return []
+        energy = self._basis.sigma.square()
+        shares = (energy.cumsum(0) / energy.sum()).tolist()
+        spectrum: list[dict[str, Cell]] = [
+            {"direction": r, "share of energy": share} for r, share in enumerate(shares, start=1)
+        ]
+        missed: list[dict[str, Cell]] = [{"round": at, "share outside": share} for at, share in self._residuals]
+        out = [
+            Panel(
+                title="Spectrum of the subspace",
+                note=f"Share of the energy in the first directions, of {self._basis.rank} that are kept.",
+                mark="line",
+                x="direction",
+                y="share of energy",
+                rows=spectrum,
+            )
+        ]
+        if missed:
+            last = self._residuals[-1][1]
+            note = f"Share of a full update's energy outside of the subspace before it; {last:.1%} at the last."
+            out.append(
+                Panel(title="What projection misses", note=note, mark="line", x="round", y="share outside", rows=missed)
+            )
+        return out
 
     def state_dict(self) -> Values:
-        """The basis, or the updates sampled for it so far."""
-        state: Values = {"sigma": self._sigma}
+        """The basis or the updates sampled for it so far, who has seen what, and the inner codec's own."""
+        state: Values = {f"inner.{name}": value for name, value in self._inner.state_dict().items()}
+        state |= {f"absent.{name}": value for name, value in self._absent.state_dict().items()}
+        state["residuals"] = torch.tensor(self._residuals, dtype=torch.float64).view(-1, 2)
         if self._basis is not None:
-            state["basis"] = self._basis
+            state |= {"basis": self._basis.columns, "sigma": self._basis.sigma}
         if self._sampled:
             state["sampled"] = torch.stack(self._sampled)
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved basis."""
-        self._sigma = state["sigma"]
-        self._basis = state.get("basis")
-        self._sampled = list(state["sampled"]) if "sampled" in state else []
+        own = self._own(state, ("inner", "absent", "residuals", "basis", "sigma", "sampled"))
+        for part, place in ((self._inner, "inner."), (self._absent, "absent.")):
+            part.load_state_dict({k.removeprefix(place): v for k, v in own.items() if k.startswith(place)})
+        self._residuals = [(at, share) for at, share in own["residuals"].tolist()]
+        self._basis = Basis(own["basis"], own["sigma"].cpu()) if "basis" in own else None
+        self._sampled = list(own["sampled"]) if "sampled" in own else []
 
-    def _fit(self, updates: Tensor) -> None:
-        """Leading left singular vectors through the Gram matrix; directions without energy are dropped."""
-        gram = updates.double().T @ updates.double()
-        energy, vectors = torch.linalg.eigh(gram)
-        sigma = energy.clamp(min=0).sqrt().flip(0)[: self.rank]
-        keep = sigma > 1e-7 * sigma[0]
-        if not bool(keep.any()):
-            return
-        basis = updates.double() @ vectors.flip(1)[:, : self.rank][:, keep] / sigma[keep]
-        gram = basis.T @ basis
-        if (
-            float((gram - torch.eye(len(gram)).to(gram)).abs().max()) > 1e-6
-        ):  # directions of little energy come out skew
-            basis, corner = torch.linalg.qr(basis)
-            basis = basis * corner.diagonal().sign()
-        self._sigma = sigma[keep]
-        self._basis = basis.to(updates.dtype if self._basis is None else self._basis.dtype)
 
-    def _flatten(self, change: Mapping[str, tuple[Tensor | None, Tensor]]) -> Tensor:
-        like = next((values for _, values in change.values()), torch.zeros(0))
-        parts = []
-        for name, shape in self._shapes.items():
-            out = like.new_zeros(shape)
-            if name in change:
-                rows, values = change[name]
-                out = values.reshape(shape) if rows is None else out.index_add_(0, rows, values)
-            parts.append(out.flatten())
-        return torch.cat(parts)
+def flatten(change: Mapping[str, tuple[Tensor | None, Tensor]], shapes: Shapes) -> Tensor:
+    """A change of the model as one vector; zeros where it says nothing."""
+    like = next((values for _, values in change.values()), torch.zeros(0))
+    parts = []
+    for name, shape in shapes.items():
+        out = like.new_zeros(shape)
+        if name in change:
+            rows, values = change[name]
+            out = values.reshape(shape) if rows is None else out.index_add_(0, rows, values)
+        parts.append(out.flatten())
+    return torch.cat(parts)
 
-    def _unflatten(self, flat: Tensor) -> Values:
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = flat.split(sizes)
-        return {n: p.view(*s, *flat.shape[1:]) for (n, s), p in zip(self._shapes.items(), parts, strict=True)}
 
-    def _split(self, upload: Upload) -> Values:
-        """The basis rows of the coordinates that an upload holds: [clients, …, rank] per parameter."""
-        assert self._basis is not None
-        shapes = {n: torch.Size([*s, self._basis.shape[1]]) for n, s in self._shapes.items()}
-        axes = {n: (*a, None) for n, a in upload.layout.axes.items()}
-        return Slice(upload.layout.clients, shapes, axes).gather(self._unflatten(self._basis))
+def unflatten(flat: Tensor, shapes: Shapes) -> Values:
+    """The inverse: parameters out of one vector, or out of the rows of a matrix."""
+    parts = flat.split([shape.numel() for shape in shapes.values()])
+    return {n: p.view(*s, *flat.shape[1:]) for (n, s), p in zip(shapes.items(), parts, strict=True)}

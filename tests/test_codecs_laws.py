@@ -1,0 +1,378 @@
+"""Laws of single codecs: feedback (T50), ternary (T51), sketches (T52), look-back (T53), Golomb, rounding."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedslice.codecs import LBGM, STC, Codec, FetchSGD, Quantize, Sign, TopK, golomb
+from fedslice.codecs.fetchsgd import CODE
+from fedslice.codecs.flat import flat
+from fedslice.codecs.sparse import strongest
+from fedslice.errors import UserError
+from fedslice.messages import Message, Upload
+from fedslice.recipe import Recipe
+from fedslice.select import Everyone
+from fedslice.slice import Axis, Slice, Values
+from toys import Cut, assert_close, cuts, double, mlp, run, values_on, world
+
+SHAPES = {"a": torch.Size([4, 5]), "b": torch.Size([7])}
+
+
+def ready(codec: Codec, shapes: Any = None, seed: int = 0, dtype: torch.dtype = torch.float64) -> Codec:
+    """A codec that knows these shapes."""
+    with double():
+        place = world(mlp(), seed)
+    if shapes is not None:
+        place.task.__dict__["shapes"] = shapes
+    codec.setup(place)
+    codec._dtype = dtype
+    return codec
+
+
+def upload(values: Values, part: Slice | None = None, shapes: Any = None) -> Upload:
+    clients = len(next(iter(values.values())))
+    where = part or Slice.whole(clients, shapes or {n: v.shape[1:] for n, v in values.items()})
+    return Upload(torch.arange(clients), torch.ones(clients).double(), where, where, values)
+
+
+def drawn(seed: int, clients: int = 3, shapes: Any = None) -> Values:
+    draw = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(clients, *s, generator=draw).double() for n, s in (shapes or mlp().shapes).items()}
+
+
+# --- error feedback (T50) -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [Sign(), TopK(share=0.1), STC(share=0.1)], ids=lambda codec: codec.label)
+def test_what_was_sent_and_what_is_left_is_all_there_was(codec: Codec) -> None:
+    with double():
+        place = world(mlp())
+    codec.setup(place)
+    given = {n: torch.zeros(3, *s).double() for n, s in mlp().shapes.items()}
+    sent = {n: torch.zeros_like(v) for n, v in given.items()}
+    for t in range(20):
+        values = drawn(t)
+        message = codec.encode(t, upload(values))
+        for name in given:
+            given[name] += values[name]
+            sent[name] += message.upload.values[name]
+    for name, expected in given.items():
+        left, _ = place.store.get(f"{codec.label}/error/{name}", torch.arange(3))  # type: ignore[misc]
+        torch.testing.assert_close(sent[name] + left, expected, rtol=0, atol=1e-12)
+        assert float(left.abs().max()) > 0.1
+
+
+def test_the_server_of_stc_leaves_nothing_out_for_good() -> None:
+    codec = STC(share=0.1)
+    ready(codec)
+    given = {n: torch.zeros(s).double() for n, s in mlp().shapes.items()}
+    sent = {n: torch.zeros_like(v) for n, v in given.items()}
+    for t in range(20):
+        mean = {n: v[0] for n, v in drawn(t).items()}
+        step = codec.lift(t, {n: (None, v) for n, v in mean.items()})
+        for name, (rows, values) in step.items():
+            assert rows is None
+            given[name] += mean[name]
+            sent[name] += values
+            n = values.numel()
+            assert int((values != 0).sum()) == math.ceil(0.1 * n)
+            assert len(values.abs().unique()) <= 2
+    for name, expected in given.items():
+        left = codec.state_dict()[f"residual.{name}"]
+        torch.testing.assert_close(sent[name] + left, expected, rtol=0, atol=1e-12)
+    assert codec.lift(20, {}) == {}
+
+
+def test_rows_of_a_table_enter_the_servers_step_where_they_belong() -> None:
+    whole, some = ready(STC(share=0.3)), ready(STC(share=0.3))
+    value = torch.zeros(6, 4).double()
+    value[[1, 4]] = torch.arange(1.0, 9).view(2, 4).double()
+    one = whole.lift(0, {"first.weight": (None, value)})["first.weight"][1]
+    two = some.lift(0, {"first.weight": (torch.tensor([1, 4]), value[[1, 4]])})["first.weight"][1]
+    assert torch.equal(one, two)
+
+
+@given(cuts(least=1), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_sign_is_the_mean_magnitude_of_what_a_client_sends(cut: Cut, seed: int) -> None:
+    if not cut.slice.axes:
+        return
+    values = values_on(cut, seed)
+    message = ready(Sign(error_feedback=False)).encode(0, upload(values, cut.slice))
+    for c in range(cut.slice.clients):
+        own = torch.cat([values[n][c][cut.real(n, c)].flatten() for n in values])
+        found = torch.cat([message.upload.values[n][c][cut.real(n, c)].flatten() for n in values])
+        scale = own.abs().sum() / len(own)
+        torch.testing.assert_close(found, torch.where(own < 0, -scale, scale))
+
+
+# --- sparse and ternary (T51) -------------------------------------------------------------------------------------
+
+
+@given(cuts(), st.integers(0, 99), st.sampled_from([0.01, 0.07, 0.3, 0.5, 1.0]))
+@settings(deadline=None, max_examples=40)
+def test_the_strongest_are_the_first_of_a_stable_sort(cut: Cut, seed: int, share: float) -> None:
+    """On any slice: exactly ⌈p·n⌉ of the client's own, ties to the first, zeros never; padding is out of the game."""
+    values = {n: v // 20 for n, v in values_on(cut, seed).items()}  # many ties, many zeros
+    for name, value in values.items():
+        taken = strongest(flat(cut.slice, name, value), share).view_as(value)
+        for c in range(cut.slice.clients):
+            own = value[c][cut.real(name, c)].flatten()
+            k = math.ceil(round(share * len(own), 6))
+            best = own.abs().argsort(descending=True, stable=True)[:k]
+            expected = torch.zeros(len(own), dtype=torch.bool)
+            expected[best] = True
+            assert torch.equal(taken[c][cut.real(name, c)].flatten(), expected & (own != 0))
+            assert int(taken[c].sum()) == int((expected & (own != 0)).sum())  # nothing on padding
+
+
+def test_stc_is_ternary_with_the_mean_of_the_kept() -> None:
+    codec = ready(STC(share=0.2), SHAPES)
+    values = drawn(3, 2, SHAPES)
+    message = codec.encode(0, upload(values))
+    for number, (name, sent) in enumerate(message.upload.values.items()):
+        for c in range(2):
+            own, out = values[name][c].flatten(), sent[c].flatten()
+            kept = out != 0
+            assert int(kept.sum()) == math.ceil(0.2 * len(own))
+            assert float(own.abs()[kept].min()) >= float(own.abs()[~kept].max())
+            mean = own.abs()[kept].mean()
+            torch.testing.assert_close(out, own.sign() * kept * mean)
+            torch.testing.assert_close(message.codes["scale"][c, number], mean)
+
+
+def test_nothing_to_say_takes_nearly_nothing() -> None:
+    codec = ready(STC(share=0.2), SHAPES)
+    message = codec.encode(0, upload({n: torch.zeros(1, *s).double() for n, s in SHAPES.items()}))
+    assert all(not bool(v.any()) for v in message.upload.values.values())
+    assert int(message.bytes[0]) == 2 * 8 + 1  # two scales; how many of 20 and of 7 places: 5 + 3 bits
+
+
+# --- Golomb -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.booleans(), min_size=n, max_size=n))),
+    st.sampled_from([1e-6, 0.01, 1 / 32, 0.2, 0.5, 0.7, 1.0]),
+    st.binary(max_size=3),
+)
+@settings(deadline=None, max_examples=50)
+def test_places_come_back_and_take_the_bits_counted(places: tuple[int, list[bool]], share: float, after: bytes) -> None:
+    size, flags = places
+    taken = torch.tensor([flags], dtype=torch.bool).view(1, size)
+    at = taken[0].nonzero().squeeze(1).numpy()
+    bits = golomb.write(at, size, share)
+    position = torch.arange(size)[None]
+    assert len(bits) == int(golomb.count(taken, position, torch.tensor([size]), share))
+    more = np.concatenate([bits, np.unpackbits(np.frombuffer(after, dtype=np.uint8))]) if after else bits
+    found, used = golomb.read(more, size, share, "x")
+    assert used == len(bits)
+    assert found.tolist() == at.tolist()
+    for cut in range(len(bits)):
+        with pytest.raises(UserError, match="cut short"):
+            golomb.read(bits[:cut], size, share, "x")
+
+
+def test_a_place_beyond_the_end_is_refused() -> None:
+    bits = golomb.write(np.array([2, 9]), 10, 0.2)
+    with pytest.raises(UserError, match="place 9 of 9"):
+        golomb.read(bits, 9, 0.2, "x")
+
+
+@pytest.mark.parametrize(("share", "b"), [(1 / 32, 4), (0.215, 1), (0.01, 6), (0.5, 0)])
+def test_bits_per_place_are_those_of_the_formula(share: float, b: int) -> None:
+    """b* + 1/(1 − (1 − p)^(2^b*)) for places taken with chance p (Sattler et al. 2019, equation 12)."""
+    assert golomb.remainder_bits(share) == b
+    size = 200_000
+    taken = np.flatnonzero(np.random.default_rng(0).random(size) < share)
+    found = (len(golomb.write(taken, size, share)) - size.bit_length()) / len(taken)
+    assert found == pytest.approx(b + 1 / (1 - (1 - share) ** 2**b), rel=0.02)
+
+
+def test_a_share_of_1_32_costs_a_quarter_of_a_bit_per_value() -> None:
+    shapes = {"w": torch.Size([100_000])}
+    message = ready(STC(), shapes).encode(0, upload(drawn(0, 1, shapes)))
+    assert float(message.bytes[0]) * 8 / 100_000 == pytest.approx(0.235, rel=0.02)
+
+
+# --- sketches (T52) -----------------------------------------------------------------------------------------------
+
+
+def sketched(codec: Codec, values: Values) -> Tensor:
+    return codec.encode(0, upload(values, shapes=codec._shapes)).upload.values[CODE]
+
+
+def test_sketches_are_linear() -> None:
+    codec = ready(FetchSGD(rows=3, share=0.5))
+    one, two = drawn(0), drawn(1)
+    both = {n: one[n] - 2 * two[n] for n in one}
+    torch.testing.assert_close(
+        sketched(codec, both), sketched(codec, one) - 2 * sketched(codec, two), atol=1e-12, rtol=0
+    )
+
+
+def test_a_sketch_is_the_sum_of_its_coordinates_sketches() -> None:
+    """Against a plain loop, on slices with padding."""
+    codec = ready(FetchSGD(rows=3, share=0.5), SHAPES)
+    assert isinstance(codec, FetchSGD)
+    held = torch.tensor([[True, False, True, False], [False, True, False, False]])
+    axis = Axis.from_mask(held)
+    part = Slice(2, SHAPES, {"a": (axis, None), "b": (None,)})
+    model = drawn(0, 1, SHAPES)
+    values = {n: v.clone() for n, v in part.gather({n: v[0] for n, v in model.items()}).items()}
+    code = codec.encode(0, upload(values, part)).upload.values[CODE]
+    assert code.shape[1:] == (3, math.ceil(0.5 * 27 / 3))
+    for c in range(2):
+        whole = torch.cat([part.spread(n, values[n])[c].flatten() for n in SHAPES])
+        expected = torch.zeros_like(code[c])
+        for row in range(3):
+            for i in range(27):
+                expected[row, codec._column[row, i]] += codec._sign[row, i] * whole[i]
+        torch.testing.assert_close(code[c], expected)
+
+
+@pytest.mark.parametrize("rows", [5, 7])
+def test_few_strong_coordinates_are_recovered(rows: int) -> None:
+    shapes = {"w": torch.Size([40, 50])}
+    for seed in range(3):
+        codec = ready(FetchSGD(rows=rows, share=1.0, top=0.002), shapes, seed)
+        truth = torch.zeros(1, 40, 50).double()
+        where = np.random.default_rng(seed).choice(2000, 4, replace=False)
+        truth.view(-1)[torch.from_numpy(where)] = torch.tensor([1.0, -2, 3, -4]).double()
+        mean = sketched(codec, {"w": truth})[0]
+        step = codec.lift(0, {CODE: (None, mean)})["w"][1]
+        torch.testing.assert_close(step, truth[0])
+        assert float(codec.state_dict()["error"].abs().max()) < 1e-12  # all of it was found, nothing is left
+
+
+def test_an_even_number_of_rows_takes_the_mean_of_the_middle_two() -> None:
+    codec = ready(FetchSGD(rows=2, share=0.5))
+    assert isinstance(codec, FetchSGD)
+    code = sketched(codec, drawn(0))[0]
+    both = code.gather(1, codec._column.long()) * codec._sign
+    torch.testing.assert_close(codec.estimate(code), both.mean(0))
+
+
+def test_hashes_are_the_seeds_and_even() -> None:
+    shapes = {"w": torch.Size([20_000])}
+    one, same, other = (ready(FetchSGD(rows=2, share=0.01), shapes, seed) for seed in (0, 0, 1))
+    assert torch.equal(one._column, same._column)
+    assert not torch.equal(one._column, other._column)
+    assert not torch.equal(one._column[0], one._column[1])
+    counts = torch.bincount(one._column[0].long(), minlength=100).double()
+    assert float(((counts - 200) ** 2 / 200).sum()) < 170  # chi-squared with 99 degrees of freedom: 1e-5
+    assert abs(float(one._sign.double().mean())) < 5 / math.sqrt(40_000)
+
+
+def test_momentum_goes_on_until_its_coordinate_is_sent() -> None:
+    """S_u ← ρ·S_u + S and S_e ← S_e + S_u; both are cleared where a coordinate of the step lies."""
+    shapes = {"w": torch.Size([2])}
+    seed = next(s for s in range(99) if len(ready(FetchSGD(rows=1, share=1.0), shapes, s)._column.unique()) == 2)
+    codec = ready(FetchSGD(rows=1, share=1.0, momentum=0.5, top=0.5), shapes, seed)
+    steps = []
+    for value in ([8.0, 4.0], [0.0, 0.0], [0.0, 0.0]):
+        code = sketched(codec, {"w": torch.tensor([value]).double()})[0]
+        steps.append(codec.lift(0, {CODE: (None, code)})["w"][1].tolist())
+    assert steps == [[8, 0], [0, 4 + 2], [0, 0]]
+
+
+# --- look-back gradients (T53) ------------------------------------------------------------------------------------
+
+
+def test_a_look_back_of_nothing_is_fedavg() -> None:
+    with double():
+        plain, same = (
+            run(mlp(), Recipe(select=Everyone(), **parts), 5, engine="vectorized")
+            for parts in ({}, {"codec": LBGM(delta=0)})
+        )
+    assert_close(same.model, plain.model, atol=1e-12)
+
+
+def test_a_look_back_of_everything_is_one_number_per_parameter() -> None:
+    codec = ready(LBGM(delta=1))
+    first, second = drawn(0), drawn(1)
+    size = sum(s.numel() for s in mlp().shapes.values())
+    message = codec.encode(0, upload(first))
+    assert_close(message.upload.values, first, rtol=0, atol=0)
+    assert message.words is not None
+    assert message.words.tolist() == [size] * 3
+    message = codec.encode(1, upload(second))
+    assert message.words is not None
+    assert message.words.tolist() == [len(first)] * 3
+    assert message.bytes.tolist() == [len(first) * 8 + 1] * 3
+    for name, sent in message.upload.values.items():
+        for c in range(3):
+            g, back = second[name][c].flatten(), first[name][c].flatten()
+            torch.testing.assert_close(sent[c].flatten(), (g @ back) / (back @ back) * back)
+
+
+def test_the_angle_decides_parameter_by_parameter() -> None:
+    shapes = {"near": torch.Size([2]), "far": torch.Size([2])}
+    codec = ready(LBGM(delta=0.05), shapes)
+    east = torch.tensor([[1.0, 0.0]]).double()
+    codec.encode(0, upload({"near": east, "far": east}))
+    turned = {
+        n: torch.tensor([[math.sqrt(1 - s), math.sqrt(s)]]).double() * 3 for n, s in (("near", 0.0499), ("far", 0.0501))
+    }
+    message = codec.encode(1, upload(turned))
+    assert message.codes["close"].tolist() == [[True, False]]
+    torch.testing.assert_close(message.upload.values["near"], 3 * math.sqrt(1 - 0.0499) * east)
+    assert torch.equal(message.upload.values["far"], turned["far"])
+    again = codec.encode(2, upload({"near": turned["far"], "far": turned["far"]}))  # far was sent, near was not
+    assert again.codes["close"].tolist() == [[False, True]]
+
+
+# --- rounding at random -------------------------------------------------------------------------------------------
+
+
+def rounded(codec: Codec, t: int, values: Values) -> Message:
+    return codec.encode(t, upload(values, shapes=codec._shapes))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_rounding_is_right_on_average_and_within_range(bits: int) -> None:
+    shapes = {"w": torch.Size([30])}
+    codec = ready(Quantize(bits=bits), shapes)
+    value = drawn(0, 1, shapes)["w"]
+    clients, rounds = 200, 10
+    many = value.expand(clients, -1)
+    found = torch.cat([rounded(codec, t, {"w": many}).upload.values["w"] for t in range(rounds)])
+    scale, levels = float(value.abs().max()), 2 ** (bits - 1) - 1
+    assert float(found.abs().max()) == scale
+    level = found / scale * levels
+    torch.testing.assert_close(level, level.round(), rtol=0, atol=1e-9)
+    step = scale / levels
+    assert float((found - value).abs().max()) < step * (1 + 1e-9)
+    part = (value[0] / step) - (value[0] / step).floor()
+    error = step * (part * (1 - part) / (clients * rounds)).sqrt()
+    assert bool(((found.mean(0) - value[0]).abs() <= 5 * error + 1e-12).all())
+    assert float(found.std(0).max()) > 0
+
+
+def test_zeros_and_largest_values_are_not_rounded() -> None:
+    shapes = {"w": torch.Size([4])}
+    codec = ready(Quantize(bits=3), shapes)
+    value = torch.tensor([[0.0, 0.7, -0.7, 0.0]]).double()
+    for t in range(30):
+        assert torch.equal(rounded(codec, t, {"w": value}).upload.values["w"], value)
+    nothing = torch.zeros(1, 4).double()
+    assert torch.equal(rounded(codec, 0, {"w": nothing}).upload.values["w"], nothing)
+
+
+def test_a_draw_depends_on_seed_round_and_client_alone() -> None:
+    value = drawn(0, 3)
+    one = rounded(ready(Quantize(bits=2)), 4, value).upload.values
+    turned = upload({n: v.flip(0) for n, v in value.items()})
+    other = Upload(turned.clients.flip(0), turned.weights, turned.slice, turned.layout, turned.values)
+    assert_close(ready(Quantize(bits=2)).encode(4, other).upload.values, {n: v.flip(0) for n, v in one.items()}, 0, 0)
+    assert not torch.equal(
+        one["first.weight"], rounded(ready(Quantize(bits=2)), 5, value).upload.values["first.weight"]
+    )
+    moved = rounded(ready(Quantize(bits=2), seed=1), 4, value).upload.values
+    assert not torch.equal(one["first.weight"], moved["first.weight"])

@@ -95,6 +95,69 @@ def test_scores() -> None:
     assert [verdicts.level([0.64], [s]).verdict for s in (0.63, 0.6, 0.7)] == [HOLDS, WEAKER, FAILS]
 
 
+def test_a_range_of_scores() -> None:
+    found = [verdicts.scored(0.5, [s], False, 0.6).verdict for s in (0.49, 0.55, 0.61, 0.64, 0.46, 0.66, 0.44)]
+    assert found == [HOLDS, HOLDS, HOLDS, WEAKER, WEAKER, FAILS, FAILS]
+    assert [verdicts.scored(0.5, [s], True, 0.6).verdict for s in (0.9, 0.46, 0.44)] == [HOLDS, WEAKER, FAILS]
+    assert verdicts.scored(0.5, [0.7], False, 0.6).why == "+0.100 to the paper's score"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "paper", "expected"),
+    [
+        ([10, 10], [40, 50], 0.75, HOLDS),  # four times as fast
+        ([20, 20], [40, 50], 0.75, HOLDS),  # twice, which is half of that
+        ([21, 21], [40, 40], 0.75, WEAKER),
+        ([39, 39], [40, 40], None, HOLDS),
+        ([40, 10], [40, 40], None, FAILS),  # a tie in one seed
+        ([None, 10], [40, 40], None, FAILS),
+        ([None, None], [40, 40], None, FAILS),
+        ([None, None], [None, None], 0.75, INCOMPARABLE),
+        ([25, 25], [None, None], 0.75, HOLDS),  # at least 1 - 25/100
+        ([90, 90], [None, None], 0.75, WEAKER),
+    ],
+)
+def test_a_share_of_time(
+    first: list[float | None], second: list[float | None], paper: float | None, expected: str
+) -> None:
+    assert verdicts.quicker(paper, first, second, [100.0, 100.0]).verdict == expected
+
+
+def test_the_time_saved_is_told() -> None:
+    assert verdicts.quicker(0.7, [10], [40], [100.0]) == verdicts.Verdict(HOLDS, measured=0.75)
+    assert verdicts.quicker(0.7, [10], [None], [100.0]) == verdicts.Verdict(HOLDS, measured=0.9, at_least=True)
+    assert verdicts.quicker(0.9, [30], [40], [50.0]).why == "25.0% less, the paper has 90.0%"
+
+
+def test_one_comes_to_the_target_and_the_other_does_not() -> None:
+    assert verdicts.alone([5, 5, 5], [None] * 3).verdict == HOLDS
+    assert verdicts.alone([5, None, 5], [None, 9, None]).why == "not in 2 of 6 runs"
+    assert verdicts.alone([5, None], [None, None]).why == "the first did not reach the target"
+    assert verdicts.alone([5, 5], [None, 9]).why == "both reached the target"
+    assert verdicts.alone([None], [None]).verdict == INCOMPARABLE
+
+
+def test_a_fall() -> None:
+    def fallen(after: float, own: bool) -> str:
+        return verdicts.fallen(0.05, 0.1, [0.9], [after], own).verdict
+
+    assert [fallen(after, False) for after in (0.82, 0.79, 0.76, 0.74, 0.86, 0.9)] == [
+        HOLDS,
+        HOLDS,
+        WEAKER,
+        FAILS,
+        HOLDS,
+        FAILS,  # it does not fall
+    ]
+    assert [fallen(after, True) for after in (0.95, 0.79, 0.76, 0.74)] == [HOLDS, HOLDS, WEAKER, FAILS]
+    assert verdicts.fallen(0.0, 0.1, [0.9, 0.9], [0.8, 0.7], True).measured == pytest.approx(0.2), "the worse"
+
+
+def test_longer_rounds() -> None:
+    assert verdicts.longer([20.0, 30.0], [10.0, 10.0]) == verdicts.Verdict(HOLDS, measured=2.0)
+    assert verdicts.longer([20.0, 10.0], [10.0, 10.0]).verdict == FAILS
+
+
 def test_statistics() -> None:
     assert verdicts.counted("clients", 6040, 6040).verdict == HOLDS
     assert verdicts.counted("clients", 1870, 1859).verdict == WEAKER
@@ -152,6 +215,19 @@ def test_no_ordering_holds_both_ways(found: list[tuple[int | None, int | None]])
 def test_higher_scores_of_the_papers_method_are_never_worse(paper: float, found: list[float], more: float) -> None:
     better = [score + more for score in found]
     assert grade(verdicts.scored(paper, better, True)) <= grade(verdicts.scored(paper, found, True))
+
+
+@given(pairs, st.floats(0, 0.99), st.integers(0, 4), rounds)
+def test_a_quicker_first_never_spoils_the_time_saved(
+    found: list[tuple[int | None, int | None]], paper: float, place: int, cut: int
+) -> None:
+    first, second = [a for a, _ in found], [b for _, b in found]
+    assume(any(hit is not None for hit in (*first, *second)))
+    last = [10_000.0] * len(found)
+    before = verdicts.quicker(paper, first, second, last)
+    assert grade(verdicts.quicker(paper, fewer(first, place, cut), second, last)) <= grade(before)
+    assert grade(verdicts.quicker(paper, first, fewer(second, place, cut), last)) >= grade(before)
+    assert grade(verdicts.quicker(None, first, second, last)) <= grade(before)
 
 
 @given(hits, rounds)

@@ -1,14 +1,25 @@
 """What a run can log at its evaluations besides scores, by name."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from fedslice.measure.classes import check_classes, class_accuracy
 from fedslice.measure.gradients import gradient_norms
 from fedslice.slice import Values
 from fedslice.task import Task
 
-Instrument = Callable[[Task, Values], dict[str, float]]
 
-INSTRUMENTS: dict[str, Instrument] = {"gradient-norms": gradient_norms}
+class Instrument(NamedTuple):
+    """Columns of a model on a task; ``check`` refuses a task that has no such thing, before the first round."""
+
+    measure: Callable[[Task, Values], dict[str, float]]
+    check: Callable[[Task], None] = lambda _: None
+
+
+INSTRUMENTS = {
+    "gradient-norms": Instrument(gradient_norms),
+    "class-accuracy": Instrument(class_accuracy, check_classes),
+}
 
 _MEASURED = ("train_", "test_", "gradient_", "elementwise_")
 

@@ -1,6 +1,6 @@
 """The papers' tables and figures, made anew: settings as data, runs in parallel, and a verdict for every number."""
 
-from fedslice.reproduce.exhibits import names
+from fedslice.reproduce.files import names
 from fedslice.reproduce.make import reproduce
 from fedslice.reproduce.show import markdown, tables
 

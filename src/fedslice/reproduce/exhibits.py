@@ -1,27 +1,22 @@
 """A table or figure of a paper as data: what is run for each of its cells, and the number the paper gives.
 
-The files in ``settings/`` are the data: one per exhibit, and ``setups.toml`` for the experiments they share. A row of
-an exhibit may have several *readings* (setups), where the paper leaves open what was run or its data are not public.
+A row of an exhibit may have several *readings* (setups), where the paper leaves open what was run or its data are not
+public.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
-from importlib import resources
-from importlib.resources.abc import Traversable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedslice.errors import UserError, unknown
-from fedslice.recipe import first_problem
+from fedslice.errors import UserError
 
-Kind = Literal["rounds", "curves", "statistics", "histogram", "trajectory"]
+Kind = Literal["rounds", "curves", "accuracy", "time", "classes", "statistics", "histogram", "trajectory"]
 Rounds = Annotated[int, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Model = TypeVar("Model", bound=BaseModel)
-_SETUPS = "setups"
+Span = Annotated[tuple[Share, ...], Field(min_length=1, max_length=2, strict=False)]  # a number, or from and to
+LEAST_IMAGES = 2_000  # of a scaled run: a hundred clients with up to ten classes each
 
 
 class _Data(BaseModel):
@@ -34,7 +29,9 @@ class Training(_Data):
     rounds: Rounds
     eval_every: Rounds
     metric: str
-    target: float
+    target: float | None = None
+    devices: str | None = None  # on which the time of a round is simulated
+    measure: tuple[str, ...] = Field(default=(), strict=False)
     recipes: dict[str, dict[str, Any]] = Field(default_factory=dict)
     note: str | None = None
 
@@ -45,10 +42,12 @@ class Setup(_Data):
     task: str
     reading: str
     data: bool = False  # does it read files?
+    folders: tuple[str, ...] = Field(default=(), strict=False)  # below --data, one of which holds them; else it itself
     standin: str | None = None  # what it runs on, if that is not what the paper ran on
     unless: str | None = None  # what the source of the data says if they are the paper's own after all
     part: str | None = None  # why the data at hand may be fewer than the paper's
     population: bool = False  # does --scale shrink its clients too?
+    images: Rounds | None = None  # training images of an image task, which --scale shrinks too
     note: str | None = None
     set: dict[str, Any] = Field(default_factory=dict)
     training: Training | None = None
@@ -60,6 +59,13 @@ class Setup(_Data):
             raise UserError(f"the setup of {self.task} ({self.reading}) says nothing of training; add it.")
         return self.training
 
+    @property
+    def goal(self) -> float:
+        """What it aims at, in an exhibit of rounds to a target."""
+        if self.trained.target is None:
+            raise UserError(f"the setup of {self.task} ({self.reading}) has no target; add one.")
+        return self.trained.target
+
     def stands_in(self, source: str | None) -> str | None:
         """What it ran on, if that is not what the paper ran on."""
         return None if self.unless and source and self.unless in source else self.standin
@@ -70,17 +76,36 @@ class Setup(_Data):
         return self.options(scale) | own | cell.set
 
     def options(self, scale: float) -> dict[str, Any]:
-        """The settings that all recipes share, with a population that may be scaled."""
-        return self.set | ({"scale": scale} if self.population and scale != 1 else {})
+        """The settings that all recipes share, with clients or images that may be scaled."""
+        if scale == 1:
+            return self.set
+        few = self.fewer_images(scale)
+        return self.set | ({"scale": scale} if self.population else {}) | ({} if few is None else {"train": few})
+
+    def fewer_images(self, scale: float) -> int | None:
+        """Training images of a scaled run, of a setup that has images."""
+        return None if self.images is None else min(self.images, max(LEAST_IMAGES, round(self.images * scale)))
+
+    def shrunk(self, scale: float) -> str:
+        """What ``options`` leaves of the data, in words."""
+        clients = f", {scale:g} of the clients" if self.population else ""
+        few = self.fewer_images(scale)
+        return clients + ("" if few is None else f", {few:,} of {self.images:,} images")
 
 
 class Cell(_Data):
-    """A recipe and the paper's numbers for it: rounds to the target (or "1000+": not within 1,000), best score."""
+    """A recipe and the paper's numbers for it.
+
+    They are rounds to the target (or "1000+": not within 1,000), the best score, the last score, and the accuracy of
+    single classes.
+    """
 
     recipe: str
     set: dict[str, Any] = Field(default_factory=dict)
     rounds: Rounds | str | None = None
     best: Share | None = None
+    final: Share | None = None
+    classes: dict[str, Span] = Field(default_factory=dict)
 
     @field_validator("rounds")
     @classmethod
@@ -105,6 +130,38 @@ class Cell(_Data):
         return int(self.rounds[:-1]) if isinstance(self.rounds, str) else None
 
 
+class Claim(_Data):
+    """What a paper says of two cells, where it shows pictures and no table.
+
+    ============ ===================================================================================================
+    says         of ``first`` and ``second``
+    ============ ===================================================================================================
+    above        the first scores higher, by ``by`` if the paper tells
+    alike        they score about the same
+    falls        the score falls from the first to the second, by ``by`` to ``to``
+    slower       so many rounds take the first more time
+    sooner       the first takes less time to a target; of the second's it saves the share ``by``, or ``by`` to ``to``
+    alone        the first comes to the target, the second does not
+    ============ ===================================================================================================
+
+    Scores are compared after a share ``at`` of the rounds. What is said of time holds for ``target``, or for every
+    target of the row.
+    """
+
+    first: str
+    says: Literal["above", "alike", "falls", "slower", "sooner", "alone"]
+    second: str
+    by: Annotated[float, Field(ge=0, lt=1)] | None = None
+    to: Annotated[float, Field(ge=0, lt=1)] | None = None
+    at: Annotated[float, Field(gt=0, le=1)] = 1.0
+    target: Share | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Does it speak of targets?"""
+        return self.says in ("sooner", "alone")
+
+
 class Column(_Data):
     """One column of a feature, whose ids are counted alone: a field of a one-hot encoding."""
 
@@ -120,9 +177,22 @@ class Line(_Data):
     paper: str
     setups: tuple[str, ...] = Field(min_length=1, strict=False)
     cells: tuple[Cell, ...] = Field(default=(), strict=False)
+    claims: tuple[Claim, ...] = Field(default=(), strict=False)
+    targets: tuple[Share, ...] = Field(default=(), strict=False)  # times to which are compared
     values: dict[str, float] = Field(default_factory=dict)
     column: Column | None = None
     reading: str | None = None
+
+    @model_validator(mode="after")
+    def _claims_speak_of_what_is_there(self) -> Self:
+        cells = [cell.name for cell in self.cells]
+        for claim in self.claims:
+            for name in (claim.first, claim.second):
+                if name not in cells:
+                    raise ValueError(f"a claim speaks of {name!r}, which is none of {', '.join(cells)}")
+            if (claim.timed and not self.targets) or claim.target not in (None, *self.targets):
+                raise ValueError(f"a claim needs a target that the row has, found {claim.target}")
+        return self
 
 
 class Exhibit(_Data):
@@ -133,55 +203,3 @@ class Exhibit(_Data):
     method: str | None = None  # the recipe the paper argues for; orderings are judged against its last cell in a row
     notes: tuple[str, ...] = Field(default=(), strict=False)
     row: tuple[Line, ...] = Field(default=(), strict=False)
-
-
-def names() -> list[str]:
-    """The exhibits that can be made."""
-    files = (file.name.removesuffix(".toml") for file in _folder().iterdir())
-    return sorted(name.replace("-", "/") for name in files if name != _SETUPS)
-
-
-def load(name: str) -> tuple[Exhibit, dict[str, Setup]]:
-    """An exhibit with the setups that its rows name."""
-    if name not in names():
-        raise unknown("exhibit", name, names())
-    content = _read(name)
-    like = content.pop("like", None)
-    if like is not None:  # a figure of a table's runs
-        content = _read(like) | content
-    exhibit = _checked(Exhibit, content, name)
-    written = _read(_SETUPS)
-    wanted = dict.fromkeys(setup for line in exhibit.row for setup in line.setups)
-    return exhibit, {setup: _checked(Setup, _whole(setup, written), setup) for setup in wanted}
-
-
-def _whole(name: str, written: Mapping[str, Any]) -> dict[str, Any]:
-    """A setup with what it takes over from the one it is like."""
-    if name not in written:
-        raise unknown("setup", name, written)
-    own = {key: value for key, value in written[name].items() if key != "like"}
-    return _over(_whole(written[name]["like"], written), own) if "like" in written[name] else own
-
-
-def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    both = {
-        key: _over(base[key], own[key])
-        for key in base.keys() & own.keys()
-        if isinstance(base[key], dict) and isinstance(own[key], dict)
-    }
-    return {**base, **own, **both}
-
-
-def _checked(kind: type[Model], content: Mapping[str, Any], where: str) -> Model:
-    try:
-        return kind(**content)
-    except ValidationError as error:
-        raise UserError(f"{where}: {first_problem(error)}.") from None
-
-
-def _folder() -> Traversable:
-    return resources.files("fedslice.reproduce") / "settings"
-
-
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads((_folder() / f"{name.replace('/', '-')}.toml").read_text(encoding="utf-8"))

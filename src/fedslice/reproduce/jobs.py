@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +31,15 @@ class Order:
 
     def request(self, setup: Setup, settings: dict[str, Any], **fields: Any) -> Request:
         """A request for a setup's task; its data are named only if it reads any."""
-        data = {"data": str(self.data)} if setup.data and self.data is not None else {}
+        data = {"data": str(_place(self.data, setup.folders))} if setup.data and self.data is not None else {}
         return request({"task": setup.task, "set": settings, **data, **fields})
+
+
+def _place(data: Path, folders: Sequence[str]) -> Path:
+    """The data set's own folder, where two have files of the same names: the first there is, or the first to expect."""
+    if not folders:
+        return data
+    return next((data / name for name in folders if (data / name).is_dir()), data / folders[0])
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
     """The run of a cell with one seed."""
     training = setup.trained
     rounds = scaled(training.rounds, order.scale)
+    more: dict[str, Any] = {"devices": training.devices} if training.devices else {}
+    more |= {"measure": list(training.measure)} if training.measure else {}
     asked = order.request(
         setup,
         setup.settings(cell, order.scale),
@@ -82,6 +91,7 @@ def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
         rounds=rounds,
         eval_every=min(training.eval_every, rounds),
         seed=seed,
+        **more,
     )
     return Job(asked, training.metric)
 

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from fedslice.errors import UserError, unknown
-from fedslice.reproduce import counts, example, training
-from fedslice.reproduce.exhibits import Exhibit, Kind, Setup, load
+from fedslice.reproduce import counts, example, figures, training
+from fedslice.reproduce.exhibits import Exhibit, Kind, Setup
+from fedslice.reproduce.files import load
 from fedslice.reproduce.jobs import Order
 
 Document = dict[str, Any]
@@ -20,6 +21,9 @@ Document = dict[str, Any]
 _MAKERS: dict[Kind, Callable[[str, Exhibit, Mapping[str, Setup], Order], list[Document]]] = {
     "rounds": training.rows,
     "curves": training.rows,
+    "accuracy": figures.rows,
+    "time": figures.rows,
+    "classes": figures.rows,
     "statistics": counts.rows,
     "histogram": counts.rows,
     "trajectory": example.rows,

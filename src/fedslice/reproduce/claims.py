@@ -1,0 +1,81 @@
+"""What a paper says in words about a figure, held against the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fedslice.reproduce import verdicts
+from fedslice.reproduce.exhibits import Claim
+from fedslice.reproduce.measured import Measured, Reading, unless
+from fedslice.reproduce.verdicts import Verdict
+
+Document = dict[str, Any]
+Score = Callable[[Measured, float], list[float]]  # by seed, after a share of the rounds
+
+
+def judged(reading: Reading, method: str | None, score: Score = Measured.score) -> list[Document]:
+    """One entry per claim, and per target where it speaks of several; ``score`` is what claims compare."""
+    cells = {cell.cell.name: cell for cell in reading.cells}
+    return [
+        _judged(claim, cells[claim.first], cells[claim.second], target, reading, method, score)
+        for claim in reading.line.claims
+        for target in _targets(claim, reading)
+    ]
+
+
+def _targets(claim: Claim, reading: Reading) -> Iterator[float]:
+    """Those a claim speaks of; one that is not timed is judged once, without regard to any."""
+    if not claim.timed:
+        yield 0.0
+    elif claim.target is not None:
+        yield claim.target
+    else:
+        yield from reading.line.targets
+
+
+def _judged(
+    claim: Claim, first: Measured, second: Measured, target: float, reading: Reading, method: str | None, score: Score
+) -> Document:
+    verdict = unless(first, second, reading.scale)
+    if verdict is None and claim.timed:
+        verdict = _timed(claim, first, second, target)
+    elif verdict is None:
+        verdict = _scored(claim, first, second, first.cell.recipe == method, score)
+    return {
+        "claim": _words(claim, target),
+        "paper": None if claim.by is None else [claim.by] if claim.to is None else [claim.by, claim.to],
+        "measured": verdict.measured,
+        "at_least": verdict.at_least,
+        **verdict.document(),
+    }
+
+
+def _timed(claim: Claim, first: Measured, second: Measured, target: float) -> Verdict:
+    times = first.hits(target, "clock"), second.hits(target, "clock")
+    if claim.says == "alone":
+        return verdicts.alone(*times)
+    return verdicts.quicker(claim.by, *times, second.last("clock"))
+
+
+def _scored(claim: Claim, first: Measured, second: Measured, own: bool, score: Score) -> Verdict:
+    if claim.says == "slower":
+        return verdicts.longer(first.last("clock"), second.last("clock"))
+    scores = score(first, claim.at), score(second, claim.at)
+    if claim.says == "above":
+        return verdicts.higher(claim.by, *scores)
+    if claim.says == "alike":
+        return verdicts.level(*scores)
+    return verdicts.fallen(claim.by or 0.0, claim.to or 1.0, *scores, own)
+
+
+def _words(claim: Claim, target: float) -> str:
+    words = {
+        "above": f"{claim.first} scores higher than {claim.second}",
+        "alike": f"{claim.first} scores as high as {claim.second}",
+        "falls": f"the score falls from {claim.first} to {claim.second}",
+        "slower": f"{claim.first} takes longer than {claim.second}, by a factor",
+        "sooner": f"{claim.first} takes less time to {target:g} than {claim.second}",
+        "alone": f"{claim.first} comes to {target:g}, {claim.second} does not",
+    }[claim.says]
+    return words if claim.at == 1 else f"{words} after {claim.at:.0%} of the rounds"

@@ -1,0 +1,77 @@
+"""The exhibits as they are written down: one file in ``settings/`` each, and ``setups*.toml`` for what they share."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fedslice.errors import UserError, unknown
+from fedslice.recipe import first_problem
+from fedslice.reproduce.exhibits import Exhibit, Setup
+
+Model = TypeVar("Model", bound=BaseModel)
+_SETUPS = "setups"
+
+
+def names() -> list[str]:
+    """The exhibits that can be made."""
+    found = (name.replace("-", "/") for name in _files() if not name.startswith(_SETUPS))
+    return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+
+
+def load(name: str) -> tuple[Exhibit, dict[str, Setup]]:
+    """An exhibit with the setups that its rows name."""
+    if name not in names():
+        raise unknown("exhibit", name, names())
+    content = _read(name)
+    like = content.pop("like", None)
+    if like is not None:  # a figure of a table's runs
+        content = _read(like) | content
+    common = {key: content.pop(key) for key in ("cells", "claims", "targets") if key in content}
+    content["row"] = [common | line for line in content["row"]]  # what a row does not say, it has from the exhibit
+    exhibit = _checked(Exhibit, content, name)
+    written = {key: setup for file in _files() if file.startswith(_SETUPS) for key, setup in _read(file).items()}
+    wanted = dict.fromkeys(setup for line in exhibit.row for setup in line.setups)
+    return exhibit, {setup: _checked(Setup, _whole(setup, written), setup) for setup in wanted}
+
+
+def _whole(name: str, written: Mapping[str, Any]) -> dict[str, Any]:
+    """A setup with what it takes over from the one it is like."""
+    if name not in written:
+        raise unknown("setup", name, written)
+    own = {key: value for key, value in written[name].items() if key != "like"}
+    return _over(_whole(written[name]["like"], written), own) if "like" in written[name] else own
+
+
+def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _over(base[key], own[key])
+        for key in base.keys() & own.keys()
+        if isinstance(base[key], dict) and isinstance(own[key], dict)
+    }
+    return {**base, **own, **both}
+
+
+def _checked(kind: type[Model], content: Mapping[str, Any], where: str) -> Model:
+    try:
+        return kind(**content)
+    except ValidationError as error:
+        raise UserError(f"{where}: {first_problem(error)}.") from None
+
+
+def _files() -> list[str]:
+    return sorted(file.name.removesuffix(".toml") for file in _folder().iterdir())
+
+
+def _folder() -> Traversable:
+    return resources.files("fedslice.reproduce") / "settings"
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((_folder() / f"{name.replace('/', '-')}.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,100 @@
+"""What all tables of an exhibit are made of: sheets of words, numbers and verdicts as words, curves at a few rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from fedslice.console import value
+
+Document = dict[str, Any]
+POINTS = 10  # rounds at which a curve is shown
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A titled table of words; the last column of one with ``prose`` may be wrapped."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    prose: bool = True
+
+
+def heading(row: Document) -> str:
+    """Which row it is, and on which data."""
+    kind = f", a stand-in: {row['standin']}" if row["standin"] else ""
+    source = f" ({row['source']})" if row["source"] else ""
+    return f"{short_heading(row)}{kind}{source}"
+
+
+def short_heading(row: Document) -> str:
+    """Which row it is, where its data are named beside it."""
+    return f"{row['row']}, {row['reading']}"
+
+
+def curves(row: Document) -> Iterator[Sheet]:
+    """Means over seeds at a few rounds, on data that are named; then what did not run."""
+    yield curve_sheet(row, heading(row))
+    yield from failures(row)
+
+
+def curve_sheet(row: Document, name: str) -> Sheet:
+    """Means over seeds at a few rounds."""
+    means = {cell["cell"]: _mean_curve(cell["runs"]) for cell in row["cells"]}
+    rounds = sorted({at for curve in means.values() for at in curve})
+    step = max(1, -(-len(rounds) // POINTS))
+    shown = [*rounds[:-1:step], *rounds[-1:]]
+    rows = [[name, *(score(curve.get(at)) for at in shown)] for name, curve in means.items()]
+    title = f"{name}: {row['metric'].replace('_', ' ')} by round"
+    return Sheet(title, ["recipe", *map(str, shown)], rows, prose=False)
+
+
+def _mean_curve(runs: Sequence[Document]) -> dict[int, float]:
+    """By round; a round that some seed lacks has no mean."""
+    curves = [dict(run["curve"]) for run in runs]
+    return {
+        at: mean(curve[at] for curve in curves)
+        for at in curves[0]
+        if all(curve.get(at) is not None for curve in curves)
+    }
+
+
+def not_run(row: Document, error: str) -> Sheet:
+    """A row of which there is nothing to show."""
+    return Sheet(heading(row), ["", "why"], [["not run", error]])
+
+
+def score(number: float | None) -> str:
+    """A score as a person reads it."""
+    return value("test_score", None if number is None else float(number))
+
+
+def measured(claim: Document, form: str = ".3g") -> str:
+    """What was measured for a claim."""
+    if claim["measured"] is None:
+        return "-"
+    return f"{'at least ' if claim['at_least'] else ''}{claim['measured']:{form}}"
+
+
+def verdict(found: Document | None) -> str:
+    """A verdict, and why it is not a better one."""
+    if found is None:
+        return "-"
+    return f"{found['verdict']}: {found['why']}" if found["why"] else str(found["verdict"])
+
+
+def failures(row: Document) -> Iterator[Sheet]:
+    """Cells with a run that could not be made, and why."""
+    errors = {cell["cell"]: [run["error"] for run in cell["runs"] if run["error"]] for cell in row["cells"]}
+    rows = [[name, found[0]] for name, found in errors.items() if found]
+    if rows:
+        yield Sheet(f"{short_heading(row)}: not run", ["recipe", "why"], rows)
+
+
+def one_error(row: Document) -> str | None:
+    """Why none of a row's runs could be made, if all have one reason: it is then said once."""
+    errors = {run["error"] for cell in row["cells"] for run in cell["runs"]}
+    return errors.pop() if len(errors) == 1 else None

@@ -51,7 +51,7 @@ def instances(draw: st.DrawFn, clients: tuple[int, int] = (1, 8), relative: floa
 
     def numbers(some: list[float], low: float, high: float) -> Vector:
         one = st.sampled_from(some) if draw(st.booleans()) else st.floats(low, high)
-        return np.array(draw(st.lists(one, min_size=count, max_size=count)))
+        return np.array(draw(st.lists(one, min_size=count, max_size=count)), dtype=np.float64)
 
     sizes = numbers([1, 1, 2, 8], 0.01, 100)
     share = numbers([0, 10, 10, 20, 1000], 0.1, 1000)
@@ -300,7 +300,7 @@ def test_impossible_numbers_are_refused_by_name(solver: Any, name: str, value: f
         ({"budget": 1.5}, "^budget=1.5; give a number from 0 to 1"),
         (
             {"budget": 0.1},
-            r"^A=0\.1 leaves 0\.9 to be dropped, but D_max=0\.8 .* A of at least 0\.2 or D_max .* 0\.9\.$",
+            r"^budget A=0\.1 leaves 0\.9 to be dropped, but D_max=0\.8 .* A of at least 0\.2 or D_max .* 0\.9\.$",
         ),
     ],
 )

@@ -108,8 +108,8 @@ def check_budget(budget: float, most: float) -> None:
     """Refuse a budget that is missed even if everybody drops the most they may."""
     if 1 - budget > most + _SAME:
         raise UserError(
-            f"A={budget:.12g} leaves {1 - budget:.12g} to be dropped, but D_max={most:.12g} is the most that any "
-            f"client may drop; give A of at least {1 - most:.12g} or D_max of at least {1 - budget:.12g}."
+            f"budget A={budget:.12g} leaves {1 - budget:.12g} to be dropped, but D_max={most:.12g} is the most that "
+            f"any client may drop; give A of at least {1 - most:.12g} or D_max of at least {1 - budget:.12g}."
         )
 
 

@@ -55,7 +55,7 @@ _FUNCTIONS: set[Callable[..., Any]] = {
     *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.tanh, F.dropout),
     *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
     *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
-    *(torch.relu, torch.tanh, torch.flatten, torch.squeeze, operator.getitem, getattr),
+    *(torch.relu, torch.tanh, torch.flatten, torch.squeeze, operator.getitem, operator.mul, getattr),
 }
 _METHODS = {"relu", "tanh", "flatten", "contiguous", "squeeze", "view", "reshape", "size"}
 
@@ -110,7 +110,9 @@ def network(module: nn.Module, shapes: Shapes) -> dict[str, Layer]:
             known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
             owner[node] = _between(node.name, node.name, known, sources)
     if not found:
-        raise UserError(f"{type(module).__name__} cannot be narrowed: it has no Linear or convolution layer.")
+        raise UserError(
+            f"{type(module).__name__} cannot be narrowed: it has no Linear or convolution layer; use slices=whole."
+        )
     return {name: replace(layer, last=name in ends) for name, layer in found.items()}
 
 
@@ -122,11 +124,11 @@ def prefixes(found: Mapping[str, Layer], outputs: float | Sequence[int]) -> Pref
     """
     inner = [layer for layer in found.values() if not layer.last]
     if isinstance(outputs, float):
-        kept = {layer.name: math.ceil(layer.outputs * outputs - 1e-9) for layer in inner}
+        kept = {layer.name: max(1, math.ceil(layer.outputs * outputs - 1e-9)) for layer in inner}
     else:
         if len(outputs) not in (len(inner), len(found)):
             raise UserError(
-                f"widths={'-'.join(map(str, outputs))} gives outputs of {len(outputs)} layers, but the network has "
+                f"widths={_joined(outputs)} gives outputs of {len(outputs)} layers, but the network has "
                 f"{len(inner)} before its last: {', '.join(layer.name for layer in inner)}."
             )
         kept = dict(zip(found, outputs, strict=False))
@@ -134,7 +136,7 @@ def prefixes(found: Mapping[str, Layer], outputs: float | Sequence[int]) -> Pref
             least = found[name].outputs if found[name].last else 1
             if not least <= number <= found[name].outputs:
                 raise UserError(
-                    f"widths={'-'.join(map(str, outputs))}: layer {name!r} has {found[name].outputs} outputs, and "
+                    f"widths={_joined(outputs)}: layer {name!r} has {found[name].outputs} outputs, and "
                     f"{number} of them cannot be held; give {least} to {found[name].outputs}."
                 )
     out: Prefixes = {}
@@ -147,6 +149,10 @@ def prefixes(found: Mapping[str, Layer], outputs: float | Sequence[int]) -> Pref
         for name in layer.parameters:
             out[name] = (own, fed) if name.endswith(".weight") else (own,)
     return out
+
+
+def _joined(outputs: Sequence[int]) -> str:
+    return "-".join(map(str, outputs))
 
 
 def _layer(name: str, shapes: Shapes, source: str | None = None) -> Layer:
@@ -167,6 +173,8 @@ def _step(name: str, part: nn.Module, sources: set[str | None], found: dict[str,
         trouble = "it is used twice"
     elif f"{name}.weight" not in shapes:
         trouble = "its weight is shared with another layer, or is not trained"
+    elif part.bias is not None and f"{name}.bias" not in shapes:
+        trouble = "its bias is not trained"
     elif source is not None and shapes[f"{name}.weight"][1] % found[source].outputs:
         trouble = (
             f"its {shapes[f'{name}.weight'][1]} inputs are no multiple of the {found[source].outputs} outputs of "

@@ -104,7 +104,7 @@ def _sent(recipe: Recipe, model: Values, work: Work, up: Slice, end: Values) -> 
     weights = recipe.combine.weigh(work.clients)
     if not recipe.rows_suffice:
         values = up.pick(end, work.hold)
-        values = {name: values[name] - then for name, then in up.gather(model).items()}
+        values = {name: up.clear(name, values[name] - then) for name, then in up.gather(model).items()}
         return Upload(work.clients, weights, up, up, values)
     values = {name: end[name] - work.start[name] for name in work.layout.axes}
     if not recipe.local.drifts:
@@ -145,6 +145,6 @@ def _recall(world: World, recipe: Recipe, clients: Tensor, hold: Slice, down: Sl
         if memory is None:
             continue
         everywhere = Slice.whole(len(clients), hold.shapes, [name])
-        values, known = hold.only([name]).pick({name: memory[0]}, everywhere)[name], memory[1]
+        values, known = hold.clear(name, hold.only([name]).pick({name: memory[0]}, everywhere)[name]), memory[1]
         known = known.view(-1, *[1] * (values.dim() - 1))
         start[name] = torch.where(known & ~down.inside(hold, name).to(known.device), values, start[name])

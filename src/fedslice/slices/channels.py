@@ -19,7 +19,7 @@ from fedslice.errors import UserError
 from fedslice.panel import Panel, histogram
 from fedslice.parts import CHECKED, Count, NonNegative, RoundEnd, World
 from fedslice.slice import Axis, Slice, Values
-from fedslice.slices.importance import SCORES, Way
+from fedslice.slices.importance import SCORES
 from fedslice.slices.narrow import Narrow
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -52,7 +52,7 @@ class ChannelDropout(Narrow):
     budget: Share = 0.6
     most: Annotated[float, Field(ge=0, lt=1)] = 0.8
     delta: NonNegative = 1.0
-    by: Way | Literal["random", "ordered"] = "importance"
+    by: Literal["importance", "norm-ratio", "max", "delta", "ordered", "random"] = "importance"
     keep_last: bool = False
     full_every: Count = 5
 
@@ -192,6 +192,10 @@ class ChannelDropout(Narrow):
     def _axes(self, layer: Layer, hold: Slice, mask: Tensor) -> dict[str, Axis | None]:
         """The masked channels as positions of the layer's parameters, or those of ``hold`` if none is left out."""
         mine = self._held(layer, hold)
-        whole = bool((mask | ~mine).all())
-        axis = hold.axes[layer.parameters[0]][0] if whole else Axis.from_mask(mask & mine)
+        all_of_it = (mask | ~mine).all(1)
+        axis = hold.axes[layer.parameters[0]][0]
+        if not bool(all_of_it.all()):
+            axis = Axis.from_mask(mask & mine)
+            if axis is not None:
+                axis.first = all_of_it  # the first channels, as many as the client has
         return dict.fromkeys(layer.parameters, axis)

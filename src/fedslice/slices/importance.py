@@ -5,13 +5,11 @@ holds; entries that a client lacks are zero in both. It gives [clients, channels
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-Way = Literal["importance", "norm-ratio", "max", "delta"]
 _FLOOR = 1e-3  # of the layer's root mean square: below, a weight counts as zero
 _ZERO = 1e-8  # the same for a layer of zeros
 
@@ -55,7 +53,7 @@ def _floor(values: Tensor, sizes: Tensor) -> Tensor:
     return torch.where(floor > 0, floor, _ZERO)
 
 
-SCORES: dict[Way, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+SCORES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "importance": importance,
     "norm-ratio": norm_ratio,
     "max": largest,

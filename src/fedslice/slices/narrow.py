@@ -50,8 +50,8 @@ class Narrow(Slices):
         self._layers: dict[str, Layer] = (layers if plain else network)(world.task.module, self._shapes)
         held = [prefixes(self._layers, width) for width in wanted]
         if not plain:
-            for width, one in zip(_texts(self.widths), held, strict=True):
-                _try(world.task, width, one)
+            for text, one in zip(_texts(self.widths), held, strict=True):
+                _try(world.task, text, one)
         self._counts = {name: torch.tensor([one[name] for one in held]) for name in held[0]}  # [widths, dimensions]
 
     def held(self) -> Tensor:
@@ -90,7 +90,7 @@ def _first(counts: Tensor, extent: int) -> Axis | None:
     """The first positions, so many for each client; ``None`` if they are all."""
     if bool((counts == extent).all()):
         return None
-    return Axis(counts, partial(_places, counts), prefix=True)
+    return Axis(counts, partial(_places, counts), first=torch.ones_like(counts, dtype=torch.bool))
 
 
 def _places(counts: Tensor) -> Tensor:
@@ -126,7 +126,10 @@ def _try(task: Task, width: str, held: Prefixes) -> None:
     """Compare the narrow network with the whole one whose other channels are zero, on a few samples."""
     train = task.federation.train
     features, _ = train.batch(torch.arange(min(2, len(train)), device=train.offsets.device))
-    whole = {name: value.to(train.offsets.device) for name, value in task.initial(0).items()}
+    chance = torch.Generator().manual_seed(0)  # a network may begin with zeros, which would hide a difference
+    whole = {
+        name: 0.1 * torch.randn(shape, generator=chance).to(train.offsets.device) for name, shape in task.shapes.items()
+    }
     with torch.no_grad(), evaluating(task.module):
         fine = same_when_narrow(lambda values: task.forward(values, features), whole, held)
     if not fine:

@@ -22,6 +22,7 @@ Kind = Literal["png", "svg", "pdf"]
 
 _WIDTH = 640
 _SHARPNESS = 2.0  # pixels of a PNG per point
+_MARGIN = {"left": 5, "right": 30, "top": 5, "bottom": 5}  # a viewer's letters may be wider than those measured here
 
 
 def save(
@@ -55,7 +56,7 @@ def _draw(spec: charts.Spec, name: str, data: Columns, path: Path, kind: Kind) -
     whole = spec | {"datasets": {name: list(_rows(data))}}
     given: dict[str, Any] = {
         "vl_version": charts.VEGA_LITE,
-        "config": charts.theme("light") | {"background": "white"},
+        "config": charts.theme("light") | {"background": "white", "padding": _MARGIN},
     }
     match kind:
         case "svg":

@@ -48,6 +48,7 @@ class Job:
 
     request: Request
     metric: str
+    cell: str  # what tells it from others of its recipe
 
     @cached_property
     def key(self) -> str:
@@ -64,7 +65,7 @@ class Job:
     @property
     def title(self) -> str:
         """How progress calls it."""
-        return f"{self.request.recipe} on {self.request.task}, seed {self.request.seed}"
+        return f"{self.cell} on {self.request.task}, seed {self.request.seed}"
 
     @property
     def rounds(self) -> int:
@@ -93,7 +94,7 @@ def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
         seed=seed,
         **more,
     )
-    return Job(asked, training.metric)
+    return Job(asked, training.metric, cell.name)
 
 
 def scaled(rounds: int, scale: float) -> int:

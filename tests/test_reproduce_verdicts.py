@@ -108,6 +108,8 @@ def test_a_range_of_scores() -> None:
         ([10, 10], [40, 50], 0.75, HOLDS),  # four times as fast
         ([20, 20], [40, 50], 0.75, HOLDS),  # twice, which is half of that
         ([21, 21], [40, 40], 0.75, WEAKER),
+        ([30, 30], [40, 40], 0.5, HOLDS),  # a quarter saved, half of what is printed
+        ([31, 31], [40, 40], 0.5, WEAKER),
         ([39, 39], [40, 40], None, HOLDS),
         ([40, 10], [40, 40], None, FAILS),  # a tie in one seed
         ([None, 10], [40, 40], None, FAILS),

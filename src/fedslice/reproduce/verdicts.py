@@ -91,12 +91,15 @@ def sooner(paper: float, first: Hits, second: Hits, rounds: int) -> Verdict:
 
 
 def quicker(paper: float | None, first: Hits, second: Hits, last: Sequence[float]) -> Verdict:
-    """The first saves a share of the second's time to the target; a second that is not there has its ``last`` time."""
+    """The first saves a share of the second's time to the target; a second that is not there has its ``last`` time.
+
+    It holds with half of the saving that the paper prints, if that leaves no more than twice the time.
+    """
     if all(hit is None for hit in (*first, *second)):
         return Verdict(INCOMPARABLE, "neither reached the target")
     endless = math.isinf(middle(second))
     left = middle(first) / middle([end if hit is None else hit for hit, end in zip(second, last, strict=True)])
-    enough = paper is None or left <= 2 * (1 - paper)
+    enough = paper is None or left <= min(2 * (1 - paper), 1 - paper / 2)
     words = f"{'at least ' if endless else ''}{1 - left:.1%} less, the paper has {paper or 0:.1%}"
     found = _ordered(_late(first, second), enough, words, 1 - left if math.isfinite(left) else None)
     return replace(found, at_least=endless)

@@ -14,7 +14,6 @@ from fedslice.combine import Coverage, Mean
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation
-from fedslice.messages import Message, Upload
 from fedslice.parts import RoundEnd
 from fedslice.recipe import PARTS, Recipe
 from fedslice.recipes import RECIPES, get
@@ -31,6 +30,7 @@ from toys import (
     pair,
     plain_training,
     run,
+    watched,
     world,
 )
 
@@ -324,19 +324,6 @@ def test_the_basis_is_the_leading_singular_subspace() -> None:
 # --- FDRL ---------------------------------------------------------------------------------------------------------
 
 SHARED = {"shared.weight", "shared.bias"}
-
-
-def watched(experiment: Experiment) -> list[Upload]:
-    """Every upload that the codec is given, from now on."""
-    seen: list[Upload] = []
-    plain = experiment.recipe.codec.encode
-
-    def encode(t: int, upload: Upload) -> Message:
-        seen.append(upload)
-        return plain(t, upload)
-
-    experiment.recipe.codec.encode = encode  # type: ignore[method-assign]
-    return seen
 
 
 def test_what_is_private_is_never_in_a_message() -> None:

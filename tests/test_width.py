@@ -21,7 +21,6 @@ from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation
-from fedslice.messages import Message, Upload
 from fedslice.models.images import ImageClassifier
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
@@ -41,6 +40,7 @@ from toys import (
     plain_training,
     run,
     values_on,
+    watched,
     world,
 )
 
@@ -173,19 +173,6 @@ def test_a_header_that_lies_about_first_positions_is_refused(axis: tuple[int, in
     assert header.axes == ((6, 4, True),)
     with pytest.raises(UserError, match=message):
         wire.unpack(replace(header, axes=(axis,)), payload, toy().shapes)
-
-
-def watched(experiment: Experiment) -> list[Upload]:
-    """Every upload that the codec is given, from now on."""
-    seen: list[Upload] = []
-    plain = experiment.recipe.codec.encode
-
-    def encode(t: int, upload: Upload) -> Message:
-        seen.append(upload)
-        return plain(t, upload)
-
-    experiment.recipe.codec.encode = encode  # type: ignore[method-assign]
-    return seen
 
 
 @pytest.mark.parametrize("options", [{}, {"own_labels": True}, {"slices": "channel-dropout", "rate": 0.5}])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedslice.devices import Devices
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation, Ragged, Samples
+from fedslice.messages import Message, Upload
 from fedslice.parts import World
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
@@ -182,6 +183,19 @@ def run(task: Task, recipe: Recipe, rounds: int = 1, **options: Any) -> Experime
     experiment = begun(task, recipe, rounds=rounds, **options)
     experiment.run()
     return experiment
+
+
+def watched(experiment: Experiment) -> list[Upload]:
+    """Every upload that the codec is given, from now on."""
+    seen: list[Upload] = []
+    plain = experiment.recipe.codec.encode
+
+    def encode(t: int, upload: Upload) -> Message:
+        seen.append(upload)
+        return plain(t, upload)
+
+    experiment.recipe.codec.encode = encode  # type: ignore[method-assign]
+    return seen
 
 
 def world(task: Task, seed: int = 0) -> World:

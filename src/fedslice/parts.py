@@ -11,6 +11,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
+from fedslice.errors import UserError
 from fedslice.panel import Panel
 from fedslice.slice import Values
 
@@ -105,6 +106,14 @@ class Part:
             if key.partition(".")[0] not in kinds:
                 raise ValueError(f"{type(self).__name__} has no state {key!r}; it has {', '.join(kinds)}")
         return dict(state)
+
+    def _once_a_round(self, place: str, recipe: Recipe) -> None:
+        """Refuse cohorts in which one client's memory would be written twice."""
+        if recipe.select.repeats():
+            raise UserError(
+                f"{place}={self.label} keeps a memory per client, and select={recipe.select.label} with replacement "
+                "may draw a client twice in one round; draw without replacement."
+            )
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters, as they were given."""

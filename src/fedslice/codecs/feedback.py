@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedslice.codecs.base import Codec
-from fedslice.codecs.memory import Memory, check_memory
+from fedslice.codecs.memory import Memory
 from fedslice.messages import Message, Upload
 from fedslice.parts import World
 
@@ -25,7 +25,7 @@ class Feedback(Codec):
     def check(self, recipe: Recipe) -> None:
         """A client's memory is written once a round."""
         if self.error_feedback:
-            check_memory(self, recipe)
+            self._once_a_round("codec", recipe)
 
     def setup(self, world: World) -> None:
         """Nothing was left out yet."""

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from fedslice import wire
 from fedslice.codecs.base import Codec
 from fedslice.codecs.flat import total
-from fedslice.codecs.memory import Memory, check_memory
+from fedslice.codecs.memory import Memory
 from fedslice.errors import UserError
 from fedslice.messages import Message, Upload
 from fedslice.parts import CHECKED, World
@@ -38,7 +38,7 @@ class LBGM(Codec):
 
     def check(self, recipe: Recipe) -> None:
         """A client's memory is written once a round."""
-        check_memory(self, recipe)
+        self._once_a_round("codec", recipe)
 
     def setup(self, world: World) -> None:
         """Nothing was sent yet."""

@@ -13,18 +13,8 @@ from fedslice.slice import Slice
 
 if TYPE_CHECKING:
     from fedslice.codecs.base import Codec
-    from fedslice.recipe import Recipe
 
 _MOST = 8 * 2**30  # bytes that all clients' memories may take
-
-
-def check_memory(codec: Codec, recipe: Recipe) -> None:
-    """Refuse cohorts that would write one memory twice in a round."""
-    if recipe.select.repeats():
-        raise UserError(
-            f"codec={codec.label} keeps a memory per client, and select={recipe.select.label} with replacement "
-            "may draw a client twice in one round; draw without replacement."
-        )
 
 
 class Memory:

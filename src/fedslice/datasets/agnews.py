@@ -7,8 +7,6 @@ header: label, text (title and description joined), source.
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,15 +80,7 @@ def _articles(file: Path, header: bool) -> Articles:
         raise lines.bad_line(place, line, f"byte {raw[error.start]:#04x} is no UTF-8", "a text in UTF-8") from error
     label: list[int] = []
     texts: list[str] = []
-    table = csv.reader(io.StringIO(content.rstrip("\r\n"), newline=""), strict=True)
-    while True:
-        line = table.line_num + 1
-        try:
-            fields = next(table, None)
-        except csv.Error as error:
-            raise lines.bad_line(place, line, f"the quotes are out of order ({error})", _ROW) from error
-        if fields is None:
-            break
+    for line, fields in lines.quoted(place, content.rstrip("\r\n"), _ROW):
         if header and line == 1 and fields == _HEADER:
             continue
         if len(fields) != 3:

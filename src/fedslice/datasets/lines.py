@@ -1,7 +1,9 @@
 """What readers of text files share: whole numbers, columns, and the sentence about a bad line."""
 
+import csv
+import io
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import polars as pl
 
@@ -28,6 +30,20 @@ def table(raw: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame | No
     except pl.exceptions.PolarsError:
         return None
     return None if not len(frame) or any(column.null_count() for column in frame) else frame
+
+
+def quoted(place: str, text: str, expected: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV with quotes, each with the number of its first line."""
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    while True:
+        line = rows.line_num + 1
+        try:
+            fields = next(rows, None)
+        except csv.Error as error:
+            raise bad_line(place, line, f"the quotes are out of order ({error})", expected) from error
+        if fields is None:
+            return
+        yield line, fields
 
 
 def columns_found(fields: list[bytes], line: bytes) -> str:

@@ -4,8 +4,6 @@ A line is one tweet in six quoted columns: polarity (0 negative, 4 positive), id
 file has no header and is in latin-1. A client is a user with more than 40 tweets.
 """
 
-import csv
-import io
 import re
 from pathlib import Path
 
@@ -79,15 +77,7 @@ def _tweets_fast(raw: bytes) -> pl.DataFrame | None:
 def _tweets_slow(place: str, raw: bytes) -> pl.DataFrame:
     """The same as the fast way, line by line, to name the first line that is not as it should be."""
     rows: list[tuple[str, str, str]] = []
-    table = csv.reader(io.StringIO(raw.decode("latin-1"), newline=""), strict=True)
-    while True:
-        line = table.line_num + 1
-        try:
-            fields = next(table, None)
-        except csv.Error as error:
-            raise lines.bad_line(place, line, f"the quotes are out of order ({error})", _ROW) from error
-        if fields is None:
-            break
+    for line, fields in lines.quoted(place, raw.decode("latin-1"), _ROW):
         if len(fields) != len(_COLUMNS):
             shown = ",".join(fields).encode("latin-1")
             raise lines.bad_line(place, line, lines.columns_found([*map(str.encode, fields)], shown), _ROW)

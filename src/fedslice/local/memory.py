@@ -38,11 +38,7 @@ class Remembering(SGD):
                 f"local={self.label} keeps memories of whole layers, which slices={recipe.slices.label} narrows; "
                 "use slices=whole or slices=feature-rows."
             )
-        if recipe.select.repeats():
-            raise UserError(
-                f"local={self.label} keeps a memory per client, and select={recipe.select.label} with replacement "
-                "may draw a client twice in one round; draw without replacement."
-            )
+        self._once_a_round("local", recipe)
 
     def setup(self, world: World) -> None:
         """Nobody remembers anything."""

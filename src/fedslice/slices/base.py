@@ -38,11 +38,8 @@ class Slices(Part):
                 f"slices={self.label} uploads values of parts that only the client knows, but codec="
                 f"{recipe.codec.label} sends differences to what both sides know; use codec=dense."
             )
-        if self.remembers and recipe.select.repeats():
-            raise UserError(
-                f"slices={self.label} keeps a memory per client, and select={recipe.select.label} with replacement "
-                "may draw a client twice in one round; draw without replacement."
-            )
+        if self.remembers:
+            self._once_a_round("slices", recipe)
 
     @property
     def sends_all(self) -> bool:

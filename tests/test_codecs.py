@@ -330,7 +330,8 @@ def test_impossible_company_is_refused(parts: dict[str, Any], said: str) -> None
 
 def test_without_feedback_a_client_may_be_drawn_twice() -> None:
     recipe = Recipe(select=Uniform(cohort=4, replacement=True), codec=Sign(error_feedback=False))
-    Experiment(mlp(), recipe, rounds=2).run()
+    done = run(mlp(), recipe, rounds=2)
+    assert (done.round, done.rejected) == (2, 0)
 
 
 def test_memories_that_no_machine_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

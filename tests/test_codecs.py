@@ -23,7 +23,7 @@ from fedslice.server import Adam
 from fedslice.slice import Slice
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
-from toys import assert_close, assert_same, double, mlp, pair, recommender, world
+from toys import assert_close, assert_same, double, mlp, pair, recommender, run, world
 
 CODECS: dict[str, Codec] = {
     "dense": Dense(),

@@ -7,7 +7,6 @@ recipe always get the same answer.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,11 +27,13 @@ from fedslice.work import Work
 ENGINES: dict[str, type[Engine]] = {"vectorized": Vectorized, "sequential": Sequential}
 
 # Vectorising spares each client the fixed price of its operations. In exchange a convolution whose weights differ by
-# client runs as a grouped one, which takes a tenth to a third longer. Measured on small image networks, one thread:
-# vectorising wins up to threefold below these numbers, the engines tie around them, sequential wins by a third above.
+# client runs as a grouped one, which takes a tenth to a third longer, or twice as long as one that finds the channels
+# of a pixel side by side. Measured on small image networks, one thread: vectorising wins up to threefold below these
+# numbers, the engines tie around them, sequential wins by a third to two thirds above.
 _OPERATION_SECONDS = 10e-6
 _FLOPS_PER_SECOND = 2e10
 _GROUPED_SLOWDOWN = 0.1
+_GROUPED_SLOWDOWN_CHANNELS_LAST = 1.0
 _PARALLEL_FLOPS = 2e7  # a step with less matrix work than this runs faster, and far steadier, on one thread
 _CHUNK_BYTES = 64 << 20  # what a chunk's values and activations may take: more falls out of the caches
 _MEMORY_BYTES = 1 << 30  # the same for a model whose main layer divides a chunk by itself (fedslice.nn.LSTM)
@@ -75,7 +76,7 @@ def _kind(name: str, cost: _Cost, task: Task, local: SGD, work: Work) -> tuple[t
     if name != "auto":
         return ENGINES[name], "by name", False
     saved = cost.operations * _OPERATION_SECONDS
-    lost = cost.convolution / _FLOPS_PER_SECOND * _GROUPED_SLOWDOWN
+    lost = cost.grouped / _FLOPS_PER_SECOND
     if lost > saved:
         return Sequential, "convolutions outweigh what vectorising spares", False
     try:
@@ -89,7 +90,7 @@ def _kind(name: str, cost: _Cost, task: Task, local: SGD, work: Work) -> tuple[t
 class _Cost(NamedTuple):
     operations: int
     flops: int
-    convolution: int
+    grouped: float  # floating-point work that convolutions would take besides if they were grouped
     bytes: int
 
 
@@ -99,7 +100,8 @@ class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
-        self.flops: Counter[str] = Counter()
+        self.flops = 0
+        self.grouped = 0.0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -113,8 +115,17 @@ class _Counter(TorchDispatchMode):
         self.operations += 1
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
-            self.flops[func.overloadpacket.__name__] += formula(*args, **(kwargs or {}), out_val=out)
+            flops = formula(*args, **(kwargs or {}), out_val=out)
+            self.flops += flops
+            if "convolution" in func.overloadpacket.__name__:
+                self.grouped += flops * _slowdown(args[0])
         return out
+
+
+def _slowdown(image: Tensor) -> float:
+    """How much longer a grouped convolution takes than one of this layout, as a share."""
+    side_by_side = image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last)
+    return _GROUPED_SLOWDOWN_CHANNELS_LAST if side_by_side else _GROUPED_SLOWDOWN
 
 
 def _count(task: Task, local: SGD, work: Work) -> _Cost:
@@ -128,9 +139,8 @@ def _count(task: Task, local: SGD, work: Work) -> _Cost:
 
     with _Counter() as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         Sequential().train(task, local, work)
-    convolution = sum(count for kind, count in counter.flops.items() if "convolution" in kind)
     values = sum(v.numel() * v.element_size() for v in work.start.values())
-    return _Cost(counter.operations, counter.flops.total(), convolution, 3 * values + kept)
+    return _Cost(counter.operations, counter.flops, counter.grouped, 3 * values + kept)
 
 
 def _first_step(work: Work) -> Work:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 import torch
+import torch.fx
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 
 
 class Normalise(nn.Module):
@@ -22,5 +24,14 @@ class Normalise(nn.Module):
         self.register_buffer("shift", -middle / spread)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Floats of the same shape."""
-        return image * self.scale + self.shift
+        """Floats of the same shape, the channels of a pixel side by side."""
+        return side_by_side(image * self.scale + self.shift)
+
+
+@torch.fx.wrap  # a graph of the network shows it as one step
+def side_by_side(image: Tensor) -> Tensor:
+    """The same image in the layout in which one client's convolutions run up to 1.8 times as fast.
+
+    Under vmap convolutions are grouped, and know one layout only.
+    """
+    return image if is_wrapped(image) else image.to(memory_format=torch.channels_last)

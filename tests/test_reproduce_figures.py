@@ -135,11 +135,12 @@ def test_the_settings_are_the_papers(name: str, tmp_path: Path) -> None:
             for cell in line.cells:
                 asked = job(setup, cell, 0, order(tmp_path)).request
                 own = asked.set
-                assert (own["clients"], own["epochs"], own["batch_size"]) == (100, EPOCHS[setup.task], 32)
+                usual = (20, 1, 32) if "small" in one else (100, EPOCHS[setup.task], 32)
+                assert (own["clients"], own["epochs"], own["batch_size"]) == usual
                 assert asked.devices == "feddd"
                 assert (asked.measure == ["class-accuracy"]) == (name == "S3/fig21")
-                usual = 0.2 if name == "S3/fig21" else 0.6
-                assert own.get("budget") == (None if cell.recipe == "fedavg" else cell.set.get("budget", usual))
+                budget = 0.2 if name == "S3/fig21" else 0.6
+                assert own.get("budget") == (None if cell.recipe == "fedavg" else cell.set.get("budget", budget))
                 assert own.get("select") == ("everyone" if cell.recipe == "fedavg" else None)
                 if cell.recipe == "feddd":
                     assert (own["most"], own["full_every"]) == (0.8, cell.set.get("full_every", 5))

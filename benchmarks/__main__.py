@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import environments
+from benchmarks.subspace import EVERY
 from fedslice import tasks
 
 PEERS = Path(__file__).parent / "peers"
@@ -31,6 +32,7 @@ class Contestant:
         self.name = name
         self.rounds = rounds
         self.seconds: list[float] = []
+        self.each: list[list[float]] = []  # the rounds of every repeat
         self.peak = 0
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         print(f"starting {name}", file=sys.stderr, flush=True)
@@ -45,7 +47,8 @@ class Contestant:
         assert self._process.stdout is not None
         print(f"rounds {self.rounds}", file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
-        self.seconds.append(statistics.median(answer["seconds_per_round"]))
+        self.each.append(answer["seconds_per_round"])
+        self.seconds.append(statistics.median(self.each[-1]))
         self.peak = answer.get("peak_bytes", 0)
 
     def close(self) -> None:
@@ -96,21 +99,20 @@ def ratios(task: str, start: Start, repeats: int) -> list[dict[str, Any]]:
     """Seconds per round of each contestant, and how many times the first one's."""
     contestants = start()
     race(contestants, repeats)
-    ours = contestants[0].seconds
-    rows = []
-    for each in contestants:
-        times = [theirs / mine for theirs, mine in zip(each.seconds, ours, strict=True)]
-        rows.append(
-            {
-                "task": task,
-                "who": each.name,
-                "seconds_per_round": each.median,
-                "times_fedslice": statistics.median(times),
-                "times_min": min(times),
-                "times_max": max(times),
-            }
-        )
-    return rows
+    return [ratio(task, each.name, each.seconds, contestants[0].seconds) for each in contestants]
+
+
+def ratio(task: str, who: str, theirs: list[float], ours: list[float]) -> dict[str, Any]:
+    """Seconds per round, repeat by repeat, against those of the first contestant."""
+    times = [their / our for their, our in zip(theirs, ours, strict=True)]
+    return {
+        "task": task,
+        "who": who,
+        "seconds_per_round": statistics.median(theirs),
+        "times_fedslice": statistics.median(times),
+        "times_min": min(times),
+        "times_max": max(times),
+    }
 
 
 def speed(data: Path, repeats: int) -> list[dict[str, Any]]:
@@ -160,6 +162,27 @@ def images(repeats: int) -> list[dict[str, Any]]:
     )
 
 
+def streaming(repeats: int) -> list[dict[str, Any]]:
+    """What the rounds of FLSS cost beside FedAvg's, with one epoch of local training and with S4's five."""
+    rows = []
+    for epochs in (1, 5):
+        task = f"cnn, E={epochs}"
+        command = [sys.executable, "-m", "benchmarks.subspace"]
+        fedavg, flss = (
+            Contestant(f"{kind}, {task}", [*command, kind, str(epochs)], rounds)
+            for kind, rounds in (("fedavg", 2), ("flss", EVERY))
+        )
+        race([fedavg, flss], repeats)
+        kinds = {
+            "FedAvg": fedavg.seconds,
+            "FLSS, projected round": [statistics.median(rounds[1:]) for rounds in flss.each],
+            "FLSS, full round": [rounds[0] for rounds in flss.each],
+            f"FLSS, mean of {EVERY}": [statistics.mean(rounds) for rounds in flss.each],
+        }
+        rows += [ratio(task, who, seconds, fedavg.seconds) for who, seconds in kinds.items()]
+    return rows
+
+
 def scaling(repeats: int) -> list[dict[str, Any]]:
     """The same clients and slices in tables of 10^5, 10^6 and 10^7 rows."""
     sizes = (10**5, 10**6, 10**7)
@@ -189,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", "language", "images", "scaling"])
+    parser.add_argument("--only", choices=["speed", "language", "images", "subspace", "scaling"])
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     found: dict[str, Any] = {"repeats": given.repeats}
@@ -201,7 +224,9 @@ def main() -> None:
         found["language"] = language(given.repeats)
     if given.only in (None, "images"):
         found["images"] = images(given.repeats)
-    for row in [row for part in ("speed", "language", "images") for row in found.get(part, [])]:
+    if given.only in (None, "subspace"):
+        found["subspace"] = streaming(given.repeats)
+    for row in [row for part in ("speed", "language", "images", "subspace") for row in found.get(part, [])]:
         print(
             f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
             f"  {row['times_fedslice']:>7.2f} x  (from {row['times_min']:.2f} to {row['times_max']:.2f})"

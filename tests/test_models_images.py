@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fedslice.models.images import MODELS, ImageClassifier, network, widths
+from fedslice.models.images import MODELS, PAIRS, ImageClassifier, ImagePair, network, widths
 from layouts import one_sentence
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -124,3 +124,88 @@ def test_the_last_layer_has_an_output_for_each_class() -> None:
     for name in ("mlp", "fedavgcnn", "resnet18"):
         model = network(name, MNIST, (0.5,), (0.5,), 7)
         assert model(image=torch.zeros(2, *MNIST, dtype=torch.uint8)).shape == (2, 7)
+
+
+# --- S2 -------------------------------------------------------------------------------------------------------------
+
+S2 = [
+    ("fdrl-mlp", MNIST, 10, 549_696, 1_290),
+    ("fdrl-cnn", CIFAR, 10, 307_192, 1_290),
+    ("fdrl-cnn100", CIFAR, 100, 1_062_144, 25_700),
+]
+
+
+def pair_of(name: str, shape: tuple[int, int, int], classes: int = 10) -> ImagePair:
+    found = network(name, shape, (0.4, 0.5, 0.6)[: shape[0]], (0.2, 0.3, 0.25)[: shape[0]], classes)
+    assert isinstance(found, ImagePair)
+    return found
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "encoder", "head"), S2)
+def test_sizes_are_those_of_s2(name: str, shape: tuple[int, int, int], classes: int, encoder: int, head: int) -> None:
+    """|W| = |Q| and |H|; the single network has one encoder and half of the head's weights."""
+    found = pair_of(name, shape, classes)
+    assert size(found.shared) == size(found.private) == encoder
+    assert size(found.head) == head
+    assert size(found) == 2 * encoder + head
+    single = network(PAIRS[name], shape, (0.5,), (0.5,), classes)
+    assert size(single) == encoder + (head - classes) // 2 + classes
+
+
+def test_both_encoders_begin_apart() -> None:
+    torch.manual_seed(0)
+    found = pair_of("fdrl-mlp", MNIST)
+    for one, other in zip(found.shared.parameters(), found.private.parameters(), strict=True):
+        assert one.shape == other.shape
+        assert not bool((one == other).any())
+
+
+@pytest.mark.parametrize(("name", "shape", "classes"), [case[:3] for case in S2])
+def test_a_pair_joins_what_two_single_encoders_give(name: str, shape: tuple[int, int, int], classes: int) -> None:
+    """Without dropout; the encoders are those of the single network, without its last layer."""
+    torch.manual_seed(0)
+    model = pair_of(name, shape, classes).eval()
+    image = torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
+    features = []
+    for encoder in (model.shared, model.private):
+        single = network(PAIRS[name], shape, (0.4, 0.5, 0.6)[: shape[0]], (0.2, 0.3, 0.25)[: shape[0]], classes).eval()
+        own = dict(single.named_parameters())
+        with torch.no_grad():
+            for key, value in encoder.named_parameters():
+                own[key].copy_(value)
+        seen: list[Tensor] = []
+        single.get_submodule("classes").register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
+        single(image=image)
+        assert bool((seen[0] >= 0).all()), "after ReLU, so that cosines lie between 0 and 1"
+        features.append(seen[0])
+    last = model.head.get_submodule("classes")
+    expected = torch.cat(features, 1) @ last.weight.T + last.bias
+    torch.testing.assert_close(model(image=image), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fdrl-cnn", "s2-cnn"])
+def test_outputs_are_dropped_in_training_alone(name: str) -> None:
+    """S2's code drops a share of 0.6 of CIFAR-10's logits; what is left is scaled up."""
+    torch.manual_seed(0)
+    model, image = network(name, CIFAR, (0.5,), (0.5,), 10), torch.randint(0, 256, (40, *CIFAR), dtype=torch.uint8)
+    trained, tested = model.train()(image=image), model.eval()(image=image)
+    dropped = trained == 0
+    assert 0.5 < dropped.double().mean() < 0.7
+    torch.testing.assert_close(trained[~dropped], tested[~dropped] / 0.4, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fdrl-cnn100", "s2-cnn100"])
+def test_features_are_dropped_in_training_alone(name: str) -> None:
+    """S2's code drops a share of 0.6 of CIFAR-100's features."""
+    torch.manual_seed(0)
+    model = network(name, CIFAR, (0.5,), (0.5,), 100)
+    seen: list[Tensor] = []
+    last = next(part for key, part in model.named_modules() if key.endswith("classes"))
+    last.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    image = torch.randint(0, 256, (20, *CIFAR), dtype=torch.uint8)
+    for mode in (True, False):
+        model.train(mode)(image=image)
+    trained, tested = seen
+    left = trained != 0
+    assert 0.3 < left[tested > 0].double().mean() < 0.5
+    torch.testing.assert_close(trained[left], tested[left] / 0.4, rtol=1e-4, atol=1e-5)

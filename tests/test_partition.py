@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedslice.errors import UserError
-from fedslice.partition import LEAST, WAYS, held_out, partition
+from fedslice.partition import LEAST, PER_CLASS, WAYS, held_out, partition, shards
 from layouts import one_sentence
 
 Ints = NDArray[np.int64]
@@ -221,6 +221,68 @@ def test_seeds_differ_and_so_do_ways() -> None:
     drawn = [partition(way, label, 10, seed, classes=3) for way in WAYS for seed in (0, 1)]
     for at, one in enumerate(drawn):
         assert not any(np.array_equal(one, other) for other in drawn[:at])
+
+
+def test_shards_at_the_size_of_the_published_code() -> None:
+    """S2: 50 clients with two shards of ten classes: 500 training and 200 test samples for each of them."""
+    label, tested = labels(60_000), labels(10_000, seed=1)
+    whole, test = shards(label, tested, 50, 0, classes=2, most=1000)
+    assert np.bincount(whole[whole >= 0]).tolist() == [1000] * 50
+    assert np.bincount(test).tolist() == [200] * 50, "every test sample belongs to one client"
+    for one in range(10):
+        used = np.flatnonzero(label == one)
+        assert (whole[used[:PER_CLASS]] >= 0).all()
+        assert (whole[used[PER_CLASS:]] == -1).all()
+        for part, mine in ((whole, used[:PER_CLASS]), (test, np.flatnonzero(tested == one))):
+            assert np.count_nonzero(np.diff(part[mine])) <= 9, "ten shards, each the neighbours in the file"
+    assert np.array_equal(table(whole, label, 50), 5 * table(test, tested, 50)), "tested on what it is trained on"
+    assert set((table(whole, label, 50) > 0).sum(1)) == {1, 2}, "some get two shards of one class"
+    few, same = shards(label, tested, 50, 0, classes=2, most=500)
+    assert np.array_equal(same, test)
+    assert np.bincount(few[few >= 0]).tolist() == [500] * 50
+    assert (few[few >= 0] == whole[few >= 0]).all(), "half of the same samples"
+    first = table(few, label, 50)[(table(whole, label, 50) > 0).sum(1) == 2]
+    assert 200 < first[first > 0].min() < 250, "drawn at random from both shards"
+
+
+@given(
+    label=st.lists(st.integers(0, 9), min_size=1, max_size=300).map(lambda values: np.array(values, np.int64)),
+    tested=st.lists(st.integers(0, 9), max_size=100).map(lambda values: np.array(values, np.int64)),
+    clients=st.integers(1, 12),
+    classes=st.integers(1, 5),
+    most=st.integers(1, 40),
+    seed=st.integers(0, 2**62),
+)
+@settings(deadline=None)
+def test_any_shards_give_everyone_a_sample_or_a_sentence(
+    label: Ints, tested: Ints, clients: int, classes: int, most: int, seed: int
+) -> None:
+    request = (label, tested, clients, seed, classes, most)
+    try:
+        owner, test = shards(*request)
+    except UserError:
+        one_sentence(shards, *request)
+        return
+    sizes = np.bincount(owner[owner >= 0], minlength=clients)
+    assert 1 <= sizes.min() <= sizes.max() <= most
+    assert set(test.tolist()) <= set(range(-1, clients))
+    whole = shards(*request[:-1], most=len(label))[0]
+    counts = table(whole, label, clients)
+    assert (counts > 0).sum(1).max() <= classes
+    assert not table(test, tested, clients)[:, np.bincount(label, minlength=10) == 0].any()
+    assert not (table(test, tested, clients)[counts.sum(1) == 0]).any()
+    assert all(np.array_equal(one, again) for one, again in zip((owner, test), shards(*request), strict=True))
+
+
+def test_shards_differ_by_seed_and_need_a_sample_each() -> None:
+    label = labels(400)
+    assert not np.array_equal(shards(label, label, 10, 0, 2, 500)[0], shards(label, label, 10, 1, 2, 500)[0])
+    for request, saying in (
+        ((label, label, 401, 0, 2, 500), "clients=401 for 400 samples"),
+        ((label, label, 10, 0, 11, 500), "partition=shards with 11 classes per client, expected at most the 10"),
+        ((label, label, 400, 0, 2, 500), "a class has 40 samples and up to 80 clients hold one class"),
+    ):
+        assert saying in one_sentence(shards, *request)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -77,7 +77,8 @@ def lines(name: str) -> dict[str, Line]:
 def test_the_exhibits() -> None:
     first = ["S0/fig2", "S0/fig3", "S0/fig5", "S0/table1", "S0/table2", "S0/table3", "S1/table1", "S3/fig4"]
     assert names()[: len(first)] == first
-    assert names()[-1] == "S3/fig21", "in the order of their numbers"
+    third = [name for name in names() if name.startswith("S3")]
+    assert third[-1] == "S3/fig21", "in the order of their numbers"
 
 
 def test_table_2_has_the_papers_numbers() -> None:

@@ -1,5 +1,6 @@
 """FLSS: the basis against singular value decompositions, coefficients on slices, what absent clients cost, refusals."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -161,6 +162,28 @@ def test_the_words_of_a_run_are_those_that_the_paper_counts() -> None:
     assert run(task, get("flss", **common), rounds=12).up_bytes == 4 * CLIENTS * (4 * size + 8 * 2)
 
 
+def test_a_fixed_subspace_is_never_left() -> None:
+    """F-Sub of table 4: without full rounds the basis of the warm-up stays, and 2 + 10 rounds of 12 send D and R."""
+    task = mlp()
+    size = sum(shape.numel() for shape in task.shapes.values())
+    recipe = get("flss", select="everyone", rank=2, warmup=2, every=0, iterations=2, lr=0.1)
+    experiment = Experiment(task, recipe, rounds=12, eval_every=1)
+    places, codec = [], experiment.recipe.codec
+    assert isinstance(codec, StreamingSubspace)
+    for row in experiment.stream():
+        places.append(torch.cat([value.flatten() for value in experiment.model.values()]))
+        if row["round"] == 2:
+            first = codec._basis
+    assert first is not None
+    assert codec._basis is first
+    assert experiment.up_words == CLIENTS * (2 * size + 10 * 2)
+    for before, after in pairwise(places[2:]):
+        step = after - before
+        assert float(step.norm()) > 0
+        torch.testing.assert_close(projector(first.columns) @ step, step, rtol=1e-4, atol=1e-6)
+    assert not any(codec.full(t) for t in range(2, 12))
+
+
 def test_full_rounds_alone_with_signs_are_signs() -> None:
     options: dict[str, Any] = {"select": "everyone", "iterations": 2, "lr": 0.1}
     plain = run(mlp(), get("sign", **options), rounds=5)
@@ -184,7 +207,7 @@ def test_it_wraps_feature_rows_with_heat() -> None:
     [
         ({"rank": 10**6}, "rank=1000000 but the model has"),
         ({"warmup": 4}, "warmup=4 is longer than the run of 3 rounds"),
-        ({"warmup": 10**9, "rounds": 10**9 + 1}, "sampled updates of .* where 8 are allowed"),
+        ({"warmup": 10**9, "rounds": 10**9 + 1}, "decompose 1000000000 sampled .* GiB where the machine has"),
     ],
 )
 def test_what_can_never_become_a_subspace_is_refused(options: dict[str, Any], words: str) -> None:

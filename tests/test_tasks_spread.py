@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedslice import Experiment, recipes, tasks
-from fedslice.partition import held_out, partition
+from fedslice.partition import held_out, partition, shards
 from fedslice.task import Task
 from layouts import one_sentence
 from test_datasets_cifar100 import some as some_cifar
@@ -75,6 +75,42 @@ def test_generated_pictures_are_merged_too() -> None:
     assert task.source.startswith(
         "generated in the shape of MNIST (data_seed 0), 200 images over 5 clients by pfl-path"
     )
+
+
+def test_shards_bring_test_images_of_the_clients_own_classes(tmp_path: Path) -> None:
+    write_idx(tmp_path, train=300, test=100)
+    (image, label), (seen, tested) = some(300, 0), some(100, 1)
+    owner, test = shards(label.astype(np.int64), tested.astype(np.int64), 5, 3, classes=3, most=20)
+    task = build("mnist", tmp_path, partition="shards", clients=5, classes=3, limit=20, data_seed=3)
+    federation = task.federation
+    for part, owners, pictures, names in (
+        (federation.train, owner, image, label),
+        (federation.test, test, seen, tested),
+    ):
+        for client in range(5):
+            mine, start, end = owners == client, part.offsets[client], part.offsets[client + 1]
+            assert np.array_equal(part.features["image"][start:end, 0].numpy(), pictures[mine])  # type: ignore[index]
+            assert part.label[start:end].tolist() == names[mine].tolist()
+    assert federation.train.sizes.tolist() == [20] * 5
+    assert len(federation.test) == 100, "the global model is tested on all of them"
+    assert task.source == (
+        "MNIST, 100 training images over 5 clients by shards (3 each, at most 20 images), 100 test images divided by "
+        "class, model mlp"
+    )
+
+
+def test_what_does_not_go_with_shards_is_told() -> None:
+    for options, saying in (
+        ({"partition": "iid", "limit": 20}, "task mnist: limit=20 is for partition=shards; leave one of them out."),
+        (
+            {"partition": "shards", "split": "pfllib"},
+            "task mnist: partition=shards deals the official test samples out, which split=pfllib would merge",
+        ),
+        ({"partition": "shards", "limit": 0}, "task mnist: limit=0: input should be greater than or equal to 1."),
+        ({"partition": "shard"}, "task mnist: partition='shard': input should be 'iid', 'non-iid-a'"),
+    ):
+        assert one_sentence(tasks.get("mnist").build, options, None).startswith(saying)
+    assert "'shards'" in one_sentence(tasks.get("mnist").build, {"partition": "shard"}, None)
 
 
 def test_fine_classes_of_cifar100(tmp_path: Path) -> None:

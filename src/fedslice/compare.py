@@ -10,7 +10,8 @@ from typing import Any
 
 from fedslice.config import Request, is_setting, request, setting_names
 from fedslice.errors import UserError, unknown
-from fedslice.measure.instruments import is_measured
+from fedslice.measure.clients import score_names
+from fedslice.measure.instruments import OF_CLIENTS, is_measured
 from fedslice.task import Task
 
 Document = dict[str, Any]
@@ -66,14 +67,15 @@ def requests(said: Mapping[str, Any], names: Iterable[str], seeds: int) -> list[
     ]
 
 
-def metric_names(task: Task) -> list[str]:
-    """The scores that a run of this task logs."""
-    return ["train_loss", "test_loss", *(f"test_{name}" for name in task.metrics)]
+def metric_names(task: Task, measure: Iterable[str] = ()) -> list[str]:
+    """The scores that a run of this task logs, with instruments that test clients one by one among them."""
+    own = (name for label in measure if label in OF_CLIENTS for name in score_names(label, task))
+    return ["train_loss", "test_loss", *(f"test_{name}" for name in task.metrics), *own]
 
 
 def lower_is_better(metric: str) -> bool:
     """Losses go down, scores go up."""
-    return metric.endswith("loss")
+    return "loss" in metric.split("_")
 
 
 def table(runs: Iterable[Document], target: Target | None, baseline: str | None = None) -> list[Document]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
 from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
-from fedslice.errors import UserError, unknown
+from fedslice.errors import UserError
 from fedslice.evaluate import evaluate
+from fedslice.measure.base import Moment
 from fedslice.measure.heat import heat_panels
-from fedslice.measure.instruments import INSTRUMENTS
+from fedslice.measure.instruments import Instruments
 from fedslice.messages import Message
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
@@ -66,19 +68,14 @@ class Experiment:
         }.items():
             if value < 1:
                 raise UserError(f"{name}={value}; give 1 or more.")
-        for name in measure:
-            if name not in INSTRUMENTS:
-                raise unknown("instrument", name, INSTRUMENTS)
-        self._instruments = [INSTRUMENTS[name] for name in measure]
+        self._instruments = Instruments(measure)
         self.rounds = rounds
         self.seed = seed
         self.eval_every = eval_every
         self.recipe = copy.deepcopy(recipe)  # parts have memories; a recipe is reused, a memory is not
         place = _device(device)
-        self._measured = task if place.type == "cpu" else task.to(place)
-        for instrument in self._instruments:
-            instrument.check(self._measured)
-        self.task = self.recipe.select.population(self._measured)
+        whole = task if place.type == "cpu" else task.to(place)
+        self.task = self.recipe.select.population(whole)
         self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
         self.store = Store(len(self.task.federation), place)
         if devices is not None and len(devices) != len(task.federation):
@@ -86,6 +83,8 @@ class Experiment:
         self._devices = devices if self.recipe.select.remote else None
         self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds)
         self.recipe.setup(self.world)
+        self._measured = replace(self.world, task=whole)
+        self._instruments.setup(self._measured)
         self._likeness = self._alike()
         self.round = 0
         self.up_bytes = self.down_bytes = self.rejected = 0
@@ -115,14 +114,16 @@ class Experiment:
         while self.round < self.rounds:
             began = time.perf_counter()
             with threads(self.engine.threads):
-                self._one_round(self.round)
+                end = self._one_round(self.round)
             self.round += 1
             self.seconds += time.perf_counter() - began
+            with threads(self.engine.threads):
+                self._instruments.observe(end)
             tick(self.round)
             if self.round % self.eval_every == 0 or self.round == self.rounds:
                 yield self._row()
 
-    def _one_round(self, t: int) -> None:
+    def _one_round(self, t: int) -> RoundEnd:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total, reports = recipe.combine.begin(), Total()
@@ -131,6 +132,7 @@ class Experiment:
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
             sent, report, broken = upload(world, recipe, self.model, work, trained.end)
+            self._instruments.trained(work, self.model, trained.end, ~broken)
             message = recipe.codec.encode(t, sent)
             total.add(recipe.codec.decode(t, message))
             reports.add(report)
@@ -143,7 +145,9 @@ class Experiment:
         mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
         share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
-        recipe.observe(RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum()))
+        end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum())
+        recipe.observe(end)
+        return end
 
     def _count(self, work: Work, up: Slice, message: Message) -> float:
         """Count a chunk's bytes; how long its slowest device takes, if there are devices."""
@@ -176,32 +180,44 @@ class Experiment:
         counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
-            for instrument in self._instruments:  # pooled data, too, are measured as the federation they came from
-                scores |= instrument.measure(self._measured, self.model)
+            scores |= self._instruments.measure(Moment(self._measured, self.round, self.model, self.engine))
         words = {} if self.recipe.codec.exact else {"up_words": self.up_words}
         clock = {} if self._devices is None else {"clock": self.clock}
         return {"round": self.round, **scores, **counts, **words, **clock, "seconds": self.seconds}
 
     def panels(self) -> list[Panel]:
-        """What the task and the parts of the recipe have to show beside the metrics, as of now."""
-        return [*heat_panels(self.task), *(panel for part in self.recipe for panel in part.panels())]
+        """What the task, the parts of the recipe and the instruments have to show beside the metrics, as of now."""
+        parts = [panel for part in self.recipe for panel in part.panels()]
+        return [*heat_panels(self.task), *parts, *self._instruments.panels()]
+
+    def clients(self) -> dict[str, list[Any]]:
+        """Columns of a table of clients, as of now: their samples, and what instruments found for each of them.
+
+        Empty if no instrument looks at single clients.
+        """
+        found = {name: values.tolist() for name, values in self._instruments.clients().items()}
+        members = self._measured.task.federation
+        samples = {"train_samples": members.train.sizes.tolist(), "test_samples": members.test.sizes.tolist()}
+        return {"client": members.ids.tolist(), **samples, **found} if found else {}
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a restart needs: tensors, and a few numbers. Randomness needs nothing but the round."""
         tensors = {f"model.{name}": value for name, value in self.model.items()}
         tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
         tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
+        tensors |= {f"measure.{name}": value for name, value in self._instruments.state_dict().items()}
         return tensors, {name: getattr(self, name) for name in _NUMBERS}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Continue where a saved experiment stood."""
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "store": {}, "parts": {}}
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "store": {}, "parts": {}, "measure": {}}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
-            groups[group][name] = value.to(self.store.device, copy=True)
+            groups[group][name] = value if group == "measure" else value.to(self.store.device, copy=True)
         self.model = groups["model"]
         self.store.load_state_dict(groups["store"])
         self.recipe.load_state_dict(groups["parts"])
+        self._instruments.load_state_dict(groups["measure"])
         for name in _NUMBERS:
             setattr(self, name, numbers[name])
 

@@ -32,8 +32,11 @@ REDRAWS = 1000
 LEAST = 40
 """Samples of every client by `pfl-dirichlet`, or half of the fair number if that is less."""
 
+PER_CLASS = 5000
+"""Samples of a class that `shards` uses at most."""
+
 _FEW = 3  # classes of a client in S3's non-iid-b and class-imbalanced settings
-_HELD_OUT = 1000  # a stream beside those of the ways, which are numbered from 0
+_HELD_OUT, _SHARDS = 1000, 1001  # streams beside those of the ways, which are numbered from 0
 
 
 def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5, classes: int = 2) -> Ints:
@@ -48,8 +51,7 @@ def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5,
     """
     if way not in WAYS:
         raise unknown("partition", way, WAYS)
-    if not 1 <= clients <= len(label):
-        raise UserError(f"clients={clients} for {len(label):,} samples, expected from 1 to one per sample; give fewer.")
+    _check_clients(clients, len(label))
     chance = rng.generator(seed, rng.Purpose.SPLIT, WAYS.index(way))
     if way == "iid":
         return _dealt(len(label), clients, chance)
@@ -75,11 +77,53 @@ def held_out(owner: Ints, seed: int) -> NDArray[np.bool_]:
             f"client {alone[0]} has 1 sample, expected at least 2 where a quarter of each client's is held out; "
             "give fewer clients or more samples."
         )
-    order = np.lexsort((rng.generator(seed, rng.Purpose.SPLIT, _HELD_OUT).random(len(owner)), owner))
+    tested: NDArray[np.bool_] = (
+        _shuffled(owner, rng.generator(seed, rng.Purpose.SPLIT, _HELD_OUT)) >= sizes[owner] * 3 // 4
+    )
+    return tested
+
+
+def shards(label: Ints, tested: Ints, clients: int, seed: int, classes: int, most: int) -> tuple[Ints, Ints]:
+    """The client of each training sample and of each test sample, as S2's published code deals them.
+
+    The first 5,000 samples of each class are cut, in their order, into shards of equal size, to within one sample: as
+    many of each class, to within one, and ``classes`` for every client. They are dealt at random, so that a client may
+    get two shards of one class. It trains on ``most`` of its samples, drawn at random. The test samples of a class are
+    cut into as many shards and go to the clients that have the class, one for each of their training shards: every
+    test sample belongs to one client at most. (The published code does so too where there are 100 test samples for
+    every client; beyond, it draws the same ones again and again.)
+    """
+    kinds = np.unique(label)
+    _check_clients(clients, len(label))
+    _check_classes("shards", classes, len(kinds))
+    chance = rng.generator(seed, rng.Purpose.SPLIT, _SHARDS)
+    hand = chance.permutation(np.resize(chance.permutation(kinds), clients * classes)).reshape(clients, classes)
+    owner, test = (_cut(part, hand, chance) for part in (label, tested))
+    sizes = np.bincount(owner[owner >= 0], minlength=clients)
+    if not sizes.all():
+        raise _too_few(min(int((label == one).sum()) for one in kinds), int(max((hand == one).sum() for one in kinds)))
+    used = np.flatnonzero(owner >= 0)
+    owner[used[_shuffled(owner[used], chance) >= most]] = -1
+    return owner, test
+
+
+def _cut(label: Ints, hand: Ints, chance: np.random.Generator) -> Ints:
+    """Each class cut into as many shards as are in the clients' hands [clients, shards], each of which gets one."""
+    owner = np.full(len(label), -1)
+    for one in np.unique(hand):
+        holders = chance.permutation(np.nonzero(hand == one)[0])
+        cuts = np.array_split(np.flatnonzero(label == one)[:PER_CLASS], len(holders))
+        owner[np.concatenate(cuts)] = np.repeat(holders, [len(cut) for cut in cuts])
+    return owner
+
+
+def _shuffled(owner: Ints, chance: np.random.Generator) -> Ints:
+    """The place of each sample among its client's, in random order."""
+    sizes = np.bincount(owner)
+    order = np.lexsort((chance.random(len(owner)), owner))
     place = np.empty(len(owner), np.int64)
     place[order] = np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner[order]]
-    tested: NDArray[np.bool_] = place >= sizes[owner] * 3 // 4
-    return tested
+    return place
 
 
 def _dealt(samples: int, clients: int, chance: np.random.Generator) -> Ints:
@@ -210,6 +254,11 @@ def _in_turn(
         owner[pool] = np.repeat(holders, np.append(counts, len(pool) - counts.sum()))
         lacking[holders] -= 1
     return owner
+
+
+def _check_clients(clients: int, samples: int) -> None:
+    if not 1 <= clients <= samples:
+        raise UserError(f"clients={clients} for {samples:,} samples, expected from 1 to one per sample; give fewer.")
 
 
 def _check_classes(way: str, wanted: int, classes: int) -> None:

@@ -26,6 +26,12 @@ _KINDS: dict[str, tuple[type[Part], ...]] = {
         local.FedDC,
         local.FedGen,
         local.FedNTD,
+        local.Projected,
+        local.FDRL,
+        local.FedRep,
+        local.FedBABU,
+        local.Ditto,
+        local.APFL,
     ),
     "codec": (
         codecs.Dense,
@@ -139,6 +145,9 @@ class Recipe:
         owners = [p for p, part in parts.items() if name in part.settings() and place in ("", p)]
         if not owners:
             raise unknown("setting", key, option_names(parts))
+        if len(owners) > 1:
+            meant = " or ".join(f"{owner}.{name}" for owner in owners)
+            raise UserError(f"setting {key!r} is one of several parts; say {meant}.")
         return owners[0], name
 
     def settings(self) -> dict[str, dict[str, Any]]:

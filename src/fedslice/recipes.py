@@ -5,7 +5,7 @@ from typing import Any
 from fedslice.codecs import LBGM, STC, FetchSGD, Sign, StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.errors import unknown
-from fedslice.local import FedDC, FedDyn, FedGen, FedNTD, Moon, Prox, Scaffold
+from fedslice.local import APFL, FDRL, Ditto, FedBABU, FedDC, FedDyn, FedGen, FedNTD, FedRep, Moon, Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, FedCS, Oort, Pooled
 from fedslice.server import Adagrad, Adam, Drift, Momentum, ScaffoldApprox, Yogi
@@ -42,7 +42,14 @@ RECIPES: dict[str, Recipe] = {
     "stc": Recipe(codec=STC()),
     "fetchsgd": Recipe(codec=FetchSGD()),
     "lbgm": Recipe(codec=LBGM()),
-    "fdrl": Recipe(slices=Shared()),
+    "fdrl": Recipe(slices=Shared("shared.*"), local=FDRL(), combine=Mean(weights="uniform")),
+    "fedper": Recipe(slices=Shared("body")),
+    "fedrep": Recipe(slices=Shared("body"), local=FedRep()),
+    "fedbabu": Recipe(slices=Shared("body"), local=FedBABU()),
+    "lg-fedavg": Recipe(slices=Shared("head")),
+    "ditto": Recipe(local=Ditto()),
+    "apfl": Recipe(local=APFL()),
+    "local": Recipe(slices=Shared("none")),
 }
 
 

@@ -70,7 +70,7 @@ class Work:
 
 
 def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tensor, draws: Tensor) -> Work:
-    """Hand out slices and draw batches; every client starts from what it kept, overlaid by what came down."""
+    """Hand out slices and draw batches."""
     samples = world.task.federation.train
     hold = recipe.slices.hold(t, clients)
     down = recipe.slices.down(t, clients, hold)
@@ -78,13 +78,41 @@ def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tenso
     batches = recipe.local.batches(t, clients, draws, samples.sizes[clients], scale, world.seed)
     features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
     layout = _relabel(world, recipe, clients, hold, features)
-    start = layout.gather(model)
-    if recipe.slices.narrows:  # channels that a client lacks, beside clients that have them, are as if they were not
-        start |= {name: layout.clear(name, start[name]) for name in layout.axes if name not in world.task.tables}
-    _recall(world, recipe, clients, hold, down, start)
+    start = begin(world, recipe, model, clients, hold, down, layout)
     aside = recipe.local.bring(clients, layout, down)
     reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
     return Work(t, clients, hold, down, layout, start, aside, reach, features, label, batches.real)
+
+
+def begin(
+    world: World, recipe: Recipe, model: Values, clients: Tensor, hold: Slice, down: Slice, layout: Slice
+) -> Values:
+    """What clients start from: the global model, what they kept put over that, what came down over that.
+
+    On a layout with table rows that a client does not hold, these are the server's.
+    """
+    start = layout.gather(model)
+    if recipe.slices.narrows:  # channels that a client lacks, beside clients that have them, are as if they were not
+        start |= {name: layout.clear(name, start[name]) for name in layout.axes if name not in world.task.tables}
+    for name in recipe.slices.kept() if recipe.slices.remembers else ():
+        recall(world, f"kept/{name}", name, clients, hold, down, layout, start)
+    return start
+
+
+def recall(
+    world: World, memory: str, name: str, clients: Tensor, hold: Slice, down: Slice, layout: Slice, start: Values
+) -> None:
+    """Put a parameter's values that clients remember over the start, where they hold it and nothing comes down."""
+    found = world.store.get(memory, clients)
+    if found is None:
+        return
+    everywhere = Slice.whole(len(clients), layout.shapes, [name])
+    values = layout.clear(name, layout.only([name]).pick({name: found[0]}, everywhere)[name])
+    own = found[1].view(-1, *[1] * (values.dim() - 1))
+    own = own & ~down.inside(layout, name).to(own.device)
+    if layout.axes[name] != hold.axes[name]:
+        own = own & hold.inside(layout, name).to(own.device)
+    start[name] = torch.where(own, values, start[name])
 
 
 def upload(world: World, recipe: Recipe, model: Values, work: Work, end: Values) -> tuple[Upload, Upload, Tensor]:
@@ -136,15 +164,3 @@ def _relabel(world: World, recipe: Recipe, clients: Tensor, hold: Slice, feature
             sets.relabel(features, axis)
         axes |= dict.fromkeys(sets.tables, axis)
     return hold.replace(axes)
-
-
-def _recall(world: World, recipe: Recipe, clients: Tensor, hold: Slice, down: Slice, start: Values) -> None:
-    """Put what clients kept under what came down."""
-    for name in recipe.slices.kept() if recipe.slices.remembers else ():
-        memory = world.store.get(f"kept/{name}", clients)
-        if memory is None:
-            continue
-        everywhere = Slice.whole(len(clients), hold.shapes, [name])
-        values, known = hold.clear(name, hold.only([name]).pick({name: memory[0]}, everywhere)[name]), memory[1]
-        known = known.view(-1, *[1] * (values.dim() - 1))
-        start[name] = torch.where(known & ~down.inside(hold, name).to(known.device), values, start[name])

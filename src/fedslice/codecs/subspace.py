@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 CODE = "code"  # the one parameter of the space in which coefficients are summed
 INNER: dict[str, type[Codec]] = {kind.label: kind for kind in (Dense, Sign, TopK, Quantize, LBGM)}
-_MOST = 8 * 2**30  # bytes that the sampled updates may take
+_COPIES = 2  # of the sampled updates: they are put side by side to be decomposed
 
 
 @dataclass(config=CHECKED)
@@ -38,8 +40,9 @@ class StreamingSubspace(Codec):
     """``warmup`` plain rounds, then ``rank`` coefficients per client and a full update every ``every`` rounds.
 
     Coefficients are linear in the update, so the server sums them and lifts the sum once: P·Σ w_i·Pᵀg_i. Full rounds
-    keep the basis on the trajectory; ``decay`` (λ) lets go of its past (algorithm 2). ``inner`` is the codec by which
-    full updates go up.
+    keep the basis on the trajectory; ``decay`` (λ) lets go of its past (algorithm 2). With ``every=0`` no full round
+    ever comes after the warm-up, and the basis stays as it is (F-Sub of table 4). ``inner`` is the codec by which full
+    updates go up.
 
     Server and clients keep the same basis: rank·D numbers each, and until the end of the warm-up the server keeps
     warmup·D. A client that was absent is brought up to date before it trains, and what that takes is counted.
@@ -50,7 +53,7 @@ class StreamingSubspace(Codec):
 
     rank: Count = 50
     warmup: Count = 200
-    every: Count = 5
+    every: Annotated[int, Field(ge=0, le=10**9)] = 5
     decay: Annotated[float, Field(ge=0, le=1)] = 1.0
     inner: Literal["dense", "sign", "topk", "quantize", "lbgm"] = "dense"
 
@@ -73,10 +76,11 @@ class StreamingSubspace(Codec):
                 f"codec=subspace: warmup={self.warmup} is longer than the run of {world.rounds} rounds, in which "
                 "nothing would be projected; give a shorter warm-up or more rounds."
             )
-        if (need := self.warmup * size * world.task.itemsize) > _MOST:
+        memory = _memory()
+        if (need := _COPIES * self.warmup * size * world.task.itemsize) > memory:
             raise UserError(
-                f"codec=subspace: {self.warmup} sampled updates of {size:,} parameters take {need / 2**30:,.1f} GiB "
-                f"where {_MOST / 2**30:g} are allowed; give a shorter warm-up."
+                f"codec=subspace: to decompose {self.warmup} sampled updates of {size:,} parameters takes "
+                f"{need / 2**30:,.1f} GiB where the machine has {memory / 2**30:,.1f}; give a shorter warm-up."
             )
         self._sampled: list[Tensor] = []
         self._basis: Basis | None = None
@@ -85,7 +89,21 @@ class StreamingSubspace(Codec):
 
     def full(self, t: int) -> bool:
         """Do whole updates travel in round ``t``?"""
-        return t < self.warmup or (t - self.warmup) % self.every == 0 or self._basis is None
+        if t < self.warmup or self._basis is None:
+            return True
+        return self.every > 0 and (t - self.warmup) % self.every == 0
+
+    def within(self, values: Values) -> Values:
+        """P·Pᵀg of every client's values for the whole model, or the values where there is no basis yet."""
+        if self._basis is None:
+            return values
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        rows = dict(zip(self._shapes, self._basis.columns.split(sizes), strict=True))
+        first = next(iter(values.values()))
+        code = first.new_zeros(len(first), self._basis.rank)
+        for name, value in values.items():
+            code += value.flatten(1) @ rows[name]
+        return {name: (code @ rows[name].T).view_as(value) for name, value in values.items()}
 
     def encode(self, t: int, upload: Upload) -> Message:
         """g̃ = Pᵀg, or on a full round g itself, as the inner codec sends it."""
@@ -192,6 +210,11 @@ class StreamingSubspace(Codec):
         self._residuals = [(at, share) for at, share in own["residuals"].tolist()]
         self._basis = Basis(own["basis"], own["sigma"].cpu()) if "basis" in own else None
         self._sampled = list(own["sampled"]) if "sampled" in own else []
+
+
+def _memory() -> float:
+    """Bytes that the machine has, where its system tells."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 
 
 def flatten(change: Mapping[str, tuple[Tensor | None, Tensor]], shapes: Shapes) -> Tensor:

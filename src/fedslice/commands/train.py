@@ -27,6 +27,7 @@ from fedslice.commands.look import write_report
 from fedslice.compare import Target, metric_names, requests, table
 from fedslice.config import Plan, request, resolve
 from fedslice.errors import UserError
+from fedslice.measure.instruments import INSTRUMENTS
 from fedslice.runs.events import Events
 from fedslice.runs.execute import default_directory, execute
 
@@ -36,7 +37,7 @@ EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.
 EngineName = Annotated[str | None, typer.Option("--engine", help="auto, vectorized or sequential.")]
 Chunk = Annotated[int | None, typer.Option(help="Clients trained at once; by default as many as fit the caches.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps.")]
-Measure = Annotated[list[str] | None, typer.Option(help="What else to log at evaluations: gradient-norms.")]
+Measure = Annotated[list[str] | None, typer.Option(help=f"What else to log at evaluations: {', '.join(INSTRUMENTS)}.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")]
 CheckpointSeconds = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
 DeviceList = Annotated[
@@ -118,7 +119,7 @@ def compare(
     if baseline is not None and (baseline not in names or asked[0].devices is None or target is None):
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
     plans = [resolve(one) for one in asked]
-    aim = Target.parse(target, metric_names(plans[0].task)) if target is not None else None
+    aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
     for plan in plans[::seeds]:
         plan.experiment()  # what cannot run is refused before the first run begins
     places = [

@@ -8,8 +8,9 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedslice.errors import UserError
 from fedslice.local.head import deep, head
 from fedslice.local.sgd import SGD
 from fedslice.slice import Values
@@ -20,7 +21,10 @@ Pass = Callable[[Values, dict[str, Tensor]], Any]  # parameters and features to 
 
 
 class Trained(NamedTuple):
-    """The end of local training: values on the layout, and each client's mean loss over its steps."""
+    """The end of local training: values on the layout, and each client's mean loss over its steps.
+
+    Beside the model are the values that the local method trains besides (``SGD.beside``), under names of their own.
+    """
 
     end: Values
     losses: Tensor
@@ -43,6 +47,7 @@ class Network:
         self._task = task
         self._lift = lift
         self._plain = lift(task.forward)
+        self._seen: dict[tuple[str, ...], Pass] = {}
 
     def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Tensor:
         """Outputs."""
@@ -58,6 +63,15 @@ class Network:
     def _deep(self) -> Pass:
         return self._lift(partial(deep, self._task, head(self._task).name))
 
+    def seen(
+        self, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs, and those of the named submodules on the way to them."""
+        if names not in self._seen:
+            self._seen[names] = self._lift(partial(_watched, self._task, names))
+        output, *inner = self._seen[names](parameters, features)
+        return output, tuple(inner)
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """No gradient, no dropout."""
@@ -69,31 +83,74 @@ def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) ->
     """x ← x − γ·∇F(x; ξ) for every step (S0, algorithm 1, lines 15-17), for all clients of ``work`` at once.
 
     Clients are independent, so the gradient of the summed losses is every client's own gradient. A client whose steps
-    are used up stands still.
+    are used up stands still, and so does what the local method holds still; where it does for every client, no
+    gradient is taken. Momentum begins anew in every round.
     """
     forward, rate = Network(task, lift), local.rate(work.round)
-    names, now = list(work.start), list(work.start.values())
+    now = work.start | local.beside(work)
     active = work.real.any(2)
     uneven = not bool(active.all())
+    own: set[str] = set()  # whose values are nobody else's, and may be changed in place
+    velocity: Values = {}
     history: list[Tensor] = []
     for s, batch in enumerate(work.steps()):
-        now = [value.detach().requires_grad_() for value in now]
-        parameters = dict(zip(names, now, strict=True))
-        losses = local.objective(forward, task.loss, parameters, batch, work, s)
-        gradient = torch.autograd.grad(losses, now, torch.ones_like(losses), allow_unused=True, materialize_grads=True)
+        still = local.still(work, s)
+        fixed = {name for name, flags in still.items() if bool(flags.all())}
+        now = {name: value.detach().requires_grad_(name not in fixed) for name, value in now.items()}
+        names = [name for name in now if name not in fixed]
+        moving = [now[name] for name in names]
+        losses = local.objective(forward, task.loss, now, batch, work, s)
+        gradient = _gradient(losses, moving)
         history.append(losses.detach())
+        idle = ~active[:, s] if uneven else None
         with torch.no_grad():
-            direction = local.direction(dict(zip(names, gradient, strict=True)), parameters, work.start, work.aside)
-            if s and not uneven:  # in place: from the second step on the values are nobody else's
-                for name, value in parameters.items():
-                    value.add_(direction[name], alpha=-rate)
-                continue
-            after = [value.add(direction[name], alpha=-rate) for name, value in parameters.items()]
-            if uneven:
-                after = [
-                    torch.where(active[:, s].view(-1, *[1] * (new.dim() - 1)), new, old)
-                    for new, old in zip(after, now, strict=True)
-                ]
-            now = after
-    end = {name: value.detach() for name, value in zip(names, now, strict=True)}
+            moved = {n: _held(g, still.get(n)) for n, g in zip(names, gradient, strict=True)}
+            direction = local.direction(moved, now, work.start, work.aside)
+            for name in names:
+                step = direction[name]
+                if name in velocity:
+                    step = step.add(velocity[name], alpha=local.momentum)
+                step = _held(_held(step, still.get(name)), idle)
+                if local.momentum:
+                    velocity[name] = step
+                if name in own:
+                    now[name].add_(step, alpha=-rate)
+                else:
+                    now[name] = now[name].add(step, alpha=-rate)
+                    own.add(name)
+    end = {name: value.detach() for name, value in now.items()}
     return Trained(end, (torch.stack(history, 1) * active).sum(1) / active.sum(1))
+
+
+def _gradient(losses: Tensor, moving: list[Tensor]) -> tuple[Tensor, ...]:
+    """Each client's own gradient by its own values; a local method may hold everything still."""
+    if not moving:
+        return ()
+    return torch.autograd.grad(losses, moving, torch.ones_like(losses), allow_unused=True, materialize_grads=True)
+
+
+def _held(step: Tensor, still: Tensor | None) -> Tensor:
+    """A step, or a gradient, with zeros for clients that stand still."""
+    return step if still is None else step.masked_fill(still.view(-1, *[1] * (step.dim() - 1)), 0)
+
+
+def _watched(task: Task, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """One client's output for a batch, and what the named submodules gave on the way to it."""
+    found: dict[str, Tensor] = {}
+
+    def note(name: str, _: nn.Module, __: Any, output: Tensor) -> None:
+        found[name] = output
+
+    handles = [task.module.get_submodule(name).register_forward_hook(partial(note, name)) for name in names]
+    try:
+        output = task.forward(parameters, features)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in names:
+        if not isinstance(found.get(name), Tensor):
+            raise UserError(
+                f"{type(task.module).__name__} shows no output of its submodule {name!r}, which must be called in "
+                "forward and give one tensor."
+            )
+    return output, *(found[name] for name in names)

@@ -24,9 +24,7 @@ class Sequential:
     def train(self, task: Task, local: SGD, work: Work) -> Trained:
         """Each client in turn."""
         done = [descend(_lift, task, local, _alone(work, c)) for c in range(len(work.clients))]
-        end = {
-            name: torch.cat([_padded(each.end[name], start[:1]) for each in done]) for name, start in work.start.items()
-        }
+        end = {name: _joined([each.end[name] for each in done]) for name in done[0].end}
         return Trained(end, torch.cat([each.losses for each in done]))
 
 
@@ -52,9 +50,12 @@ def _alone(work: Work, client: int) -> Work:
     )
 
 
-def _padded(value: Tensor, like: Tensor) -> Tensor:
-    if value.shape == like.shape:
-        return value
-    out = like.new_zeros(like.shape)
-    out[tuple(slice(size) for size in value.shape)] = value
+def _joined(values: list[Tensor]) -> Tensor:
+    """One chunk again; who has fewer values than others is filled up."""
+    if all(value.shape == values[0].shape for value in values):
+        return torch.cat(values)
+    sizes = [max(extents) for extents in zip(*(value.shape[1:] for value in values), strict=True)]
+    out = values[0].new_zeros(len(values), *sizes)
+    for place, value in zip(out, values, strict=True):
+        place[tuple(slice(size) for size in value.shape[1:])] = value[0]
     return out

@@ -1,12 +1,34 @@
 """``local``: how does a client train?"""
 
+from fedslice.local.apfl import APFL
+from fedslice.local.ditto import Ditto
+from fedslice.local.fdrl import FDRL
+from fedslice.local.fedbabu import FedBABU
 from fedslice.local.feddc import FedDC
 from fedslice.local.feddyn import FedDyn
 from fedslice.local.fedgen import FedGen
 from fedslice.local.fedntd import FedNTD
+from fedslice.local.fedrep import FedRep
 from fedslice.local.moon import Moon
+from fedslice.local.projected import Projected
 from fedslice.local.prox import Prox
 from fedslice.local.scaffold import Scaffold
 from fedslice.local.sgd import SGD, Batches
 
-__all__ = ["SGD", "Batches", "FedDC", "FedDyn", "FedGen", "FedNTD", "Moon", "Prox", "Scaffold"]
+__all__ = [
+    "APFL",
+    "FDRL",
+    "SGD",
+    "Batches",
+    "Ditto",
+    "FedBABU",
+    "FedDC",
+    "FedDyn",
+    "FedGen",
+    "FedNTD",
+    "FedRep",
+    "Moon",
+    "Projected",
+    "Prox",
+    "Scaffold",
+]

@@ -43,7 +43,9 @@ class Scaffold(Variates):
         return None if memory is None else memory[0]
 
     def lasting(self, name: str, work: Work, axis: Axis) -> Tensor:
-        """The rows that this round's batches named."""
+        """The rows that this round's batches named; all, where others move by more than the drift."""
+        if not self.follows_gradient:
+            return axis.mask
         named = torch.zeros_like(axis.ids, dtype=torch.bool)
         for feature in self._sets[name].features:
             named.scatter_(1, work.features[feature].flatten(1), True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice import rng
-from fedslice.parts import CHECKED, Count, Part, Positive
+from fedslice.parts import CHECKED, Count, NonNegative, Part, Positive
 from fedslice.slice import Axis, Slice, Values
 from fedslice.task import Loss
 
@@ -32,6 +33,12 @@ class Forward(Protocol):
 
     def deep(self, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Outputs, and what entered the last Linear layer on the way to them, in one pass."""
+        ...
+
+    def seen(
+        self, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Outputs, and those of the named submodules on the way to them, in one pass."""
         ...
 
     def frozen(self) -> AbstractContextManager[None]:
@@ -58,13 +65,13 @@ class SGD(Part):
     every pass (``shuffled``, the default for epochs), or in the client's own order, from its beginning in every
     round (``file``). ``batch_size=None`` is the exact gradient. ``clip`` bounds the norm of each client's gradient;
     ``decay`` multiplies the rate every round.
+
+    ``momentum`` and ``weight_decay`` are those of ``torch.optim.SGD``, with a velocity that begins at zero in every
+    round. Weights decay, that is parameters with more than one dimension, tables among them; biases do not.
     """
 
     label = "sgd"
-    # Is the end known, without training, of a coordinate whose gradient is zero in all steps? The engine then trains
-    # only the table rows that a client's batches (or ``rows``) name: the same result at the cost of the batches.
-    follows_gradient: ClassVar[bool] = True
-    drifts: ClassVar[bool] = False  # and does such a coordinate move, along ``field``?
+    drifts: ClassVar[bool] = False  # does a coordinate without a gradient move, along ``field``?
     accumulates: ClassVar[bool] = False  # does a client add up its updates, and count on a server that does?
 
     _: KW_ONLY
@@ -75,6 +82,17 @@ class SGD(Part):
     order: Literal["random", "shuffled", "file"] | None = None
     clip: Positive | None = None
     decay: Positive = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
+
+    @property
+    def follows_gradient(self) -> bool:
+        """Is the end known, without training, of a coordinate whose gradient is zero in all steps?
+
+        The engine then trains only the table rows that a client's batches (or ``rows``) name: the same result at the
+        cost of the batches. A row that decays, or drifts faster and faster, has to be trained.
+        """
+        return not self.weight_decay and not (self.drifts and self.momentum)
 
     @model_validator(mode="after")
     def _one_length(self) -> SGD:
@@ -153,14 +171,26 @@ class SGD(Part):
         """What each client minimises in step ``s`` of its work, here the mean loss of its batch: [clients]."""
         return mean_loss(loss, forward(parameters, batch.features), batch)
 
+    def beside(self, work: Work) -> Values:  # noqa: ARG002
+        """What clients train besides the model, from these values, under names that no parameter has."""
+        return {}
+
+    def still(self, work: Work, s: int) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Which clients do not move a parameter in step ``s``: flags [clients], for the parameters concerned."""
+        return {}
+
     def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:  # noqa: ARG002
-        """From a gradient to a step: here only the clipping, which looks at each client alone."""
-        if self.clip is None:
-            return gradient
-        squares = [g.reshape(len(g), -1).square().sum(1) for g in gradient.values()]
-        norm = torch.stack(squares).sum(0).sqrt()
-        factor = self.clip / norm.clamp(min=self.clip)
-        return {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in gradient.items()}
+        """From the gradient of what moves to a step: clipping, which looks at each client alone, then decay."""
+        if self.clip is not None:
+            squares = [g.reshape(len(g), -1).square().sum(1) for g in gradient.values()]
+            norm = torch.stack(squares).sum(0).sqrt()
+            factor = self.clip / norm.clamp(min=self.clip)
+            gradient = {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in gradient.items()}
+        if self.weight_decay:
+            gradient = {
+                n: g.add(parameters[n], alpha=self.weight_decay) if is_weight(g[0]) else g for n, g in gradient.items()
+            }
+        return gradient
 
     def rows(self, table: str, clients: Tensor) -> Axis | None:  # noqa: ARG002
         """Rows of a table that these clients' steps move, whatever their batches name."""
@@ -173,6 +203,18 @@ class SGD(Part):
     def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:  # noqa: ARG002
         """What clients bring to their steps besides the model, on the layout."""
         return {}
+
+    def personal(self, clients: Tensor, layout: Slice, start: Values) -> Values:  # noqa: ARG002
+        """The model with which clients are tested, given what they start from, on a layout with any table rows."""
+        return start
+
+    def tuner(self) -> SGD:
+        """How a client fits its own model to its data before it is tested; set up like any part if it is another."""
+        return self
+
+    def plain(self) -> SGD:
+        """The same steps without what a method adds to them."""
+        return SGD(**{name: getattr(self, name) for name in SGD.setting_names()})
 
     def report(self, work: Work, end: Values) -> Values:  # noqa: ARG002
         """What clients send besides the model, on the layout; the server adds it up."""
@@ -188,6 +230,11 @@ class SGD(Part):
     def up_bytes(self, up: Slice, itemsize: int) -> Tensor | int:  # noqa: ARG002
         """Bytes of the report, per client."""
         return 0
+
+
+def is_weight(value: Tensor) -> bool:
+    """Has a parameter more than one dimension, as weights and tables have, and biases have not?"""
+    return value.dim() > 1
 
 
 def mean_loss(loss: Loss, output: Tensor, batch: Batch) -> Tensor:

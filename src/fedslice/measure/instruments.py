@@ -1,29 +1,85 @@
 """What a run can log at its evaluations besides scores, by name."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from fedslice.errors import unknown
+from fedslice.measure.base import Instrument, Moment, Snapshot
 from fedslice.measure.classes import check_classes, class_accuracy
 from fedslice.measure.gradients import gradient_norms
+from fedslice.measure.personal import Personal, Stale, Tuned
+from fedslice.measure.trajectory import Trajectory
+from fedslice.panel import Panel
+from fedslice.parts import RoundEnd, World
 from fedslice.slice import Values
-from fedslice.task import Task
+from fedslice.work import Work
 
-
-class Instrument(NamedTuple):
-    """Columns of a model on a task; ``check`` refuses a task that has no such thing, before the first round."""
-
-    measure: Callable[[Task, Values], dict[str, float]]
-    check: Callable[[Task], None] = lambda _: None
-
-
-INSTRUMENTS = {
-    "gradient-norms": Instrument(gradient_norms),
-    "class-accuracy": Instrument(class_accuracy, check_classes),
+INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
+    "gradient-norms": lambda: Snapshot(gradient_norms),
+    "class-accuracy": lambda: Snapshot(class_accuracy, check_classes),
+    "trajectory": Trajectory,
+    "personal": Personal,
+    "stale": Stale,
+    "tuned": Tuned,
 }
 
-_MEASURED = ("train_", "test_", "gradient_", "elementwise_")
+OF_CLIENTS = tuple(kind.label for kind in (Personal, Stale, Tuned))  # those that test clients one by one
+_MEASURED = ("train_", "test_", "gradient_", "elementwise_", "trajectory_", "personal_", "stale_", "tuned_")
 
 
 def is_measured(column: str) -> bool:
     """Does this column of a log tell something about the model, and not about the run?"""
     return column.startswith(_MEASURED)
+
+
+class Instruments(Instrument):
+    """Those of one run, as one."""
+
+    def __init__(self, names: Sequence[str]):
+        for name in names:
+            if name not in INSTRUMENTS:
+                raise unknown("instrument", name, INSTRUMENTS)
+        self._by_name = {name: INSTRUMENTS[name]() for name in names}
+
+    def setup(self, world: World) -> None:
+        """Of every one."""
+        for one in self._by_name.values():
+            one.setup(world)
+
+    def trained(self, work: Work, model: Values, end: Values, fine: Tensor) -> None:
+        """By every one."""
+        for one in self._by_name.values():
+            one.trained(work, model, end, fine)
+
+    def observe(self, end: RoundEnd) -> None:
+        """By every one."""
+        for one in self._by_name.values():
+            one.observe(end)
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        """The columns of all."""
+        return {column: value for one in self._by_name.values() for column, value in one.measure(now).items()}
+
+    def panels(self) -> list[Panel]:
+        """The panels of all."""
+        return [panel for one in self._by_name.values() for panel in one.panels()]
+
+    def clients(self) -> dict[str, Tensor]:
+        """The columns of all."""
+        return {column: values for one in self._by_name.values() for column, values in one.clients().items()}
+
+    def state_dict(self) -> Values:
+        """The memories of all, by name."""
+        return {f"{name}.{key}": v for name, one in self._by_name.items() for key, v in one.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """To each its own."""
+        own: dict[str, Values] = {name: {} for name in self._by_name}
+        for key, value in state.items():
+            name, _, rest = key.partition(".")
+            own[name][rest] = value
+        for name, one in self._by_name.items():
+            one.load_state_dict(own[name])

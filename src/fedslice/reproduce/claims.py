@@ -37,8 +37,11 @@ def _targets(claim: Claim, reading: Reading) -> Iterator[float]:
 def _judged(
     claim: Claim, first: Measured, second: Measured, target: float, reading: Reading, method: str | None, score: Score
 ) -> Document:
+    claim = _with_gap(claim, first, second)
     verdict = unless(first, second, reading.scale)
-    if verdict is None and claim.timed:
+    if verdict is None and claim.says == "recovers":
+        verdict = verdicts.recovered(first.around(reading.sampling or 0))
+    elif verdict is None and claim.timed:
         verdict = _timed(claim, first, second, target)
     elif verdict is None:
         verdict = _scored(claim, first, second, first.cell.recipe == method, score)
@@ -49,6 +52,14 @@ def _judged(
         "at_least": verdict.at_least,
         **verdict.document(),
     }
+
+
+def _with_gap(claim: Claim, first: Measured, second: Measured) -> Claim:
+    """A claim that one scores higher, by as much as the paper's own best scores differ."""
+    scores = first.cell.best, second.cell.best
+    if claim.says != "above" or claim.by is not None or scores[0] is None or scores[1] is None:
+        return claim
+    return claim.model_copy(update={"by": round(scores[0] - scores[1], 6)})
 
 
 def _timed(claim: Claim, first: Measured, second: Measured, target: float) -> Verdict:
@@ -77,5 +88,6 @@ def _words(claim: Claim, target: float) -> str:
         "slower": f"{claim.first} takes longer than {claim.second}, by a factor",
         "sooner": f"{claim.first} takes less time to {target:g} than {claim.second}",
         "alone": f"{claim.first} comes to {target:g}, {claim.second} does not",
+        "recovers": f"after the sampling {claim.first} gets worse at first, and then better than before",
     }[claim.says]
     return words if claim.at == 1 else f"{words} after {claim.at:.0%} of the rounds"

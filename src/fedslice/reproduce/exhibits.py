@@ -11,8 +11,21 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedslice.errors import UserError
+from fedslice.reproduce.printed import printed
 
-Kind = Literal["rounds", "curves", "accuracy", "time", "classes", "statistics", "histogram", "trajectory"]
+Kind = Literal[
+    "rounds",
+    "curves",
+    "accuracy",
+    "time",
+    "classes",
+    "compression",
+    "words",
+    "spectrum",
+    "statistics",
+    "histogram",
+    "trajectory",
+]
 Rounds = Annotated[int, Field(ge=1, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Span = Annotated[tuple[Share, ...], Field(min_length=1, max_length=2, strict=False)]  # a number, or from and to
@@ -30,6 +43,7 @@ class Training(_Data):
     eval_every: Rounds
     metric: str
     target: float | None = None
+    sampling: Rounds | None = None  # rounds that sample a subspace (S4's L), after which words are counted
     devices: str | None = None  # on which the time of a round is simulated
     measure: tuple[str, ...] = Field(default=(), strict=False)
     recipes: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -96,8 +110,9 @@ class Setup(_Data):
 class Cell(_Data):
     """A recipe and the paper's numbers for it.
 
-    They are rounds to the target (or "1000+": not within 1,000), the best score, the last score, and the accuracy of
-    single classes.
+    They are rounds to the target (or "1000+": not within 1,000), the best score, the last score, the accuracy of single
+    classes, the 32-bit words that a client sends ("35.14 M"), the seconds of a round, and shares of the energy in the
+    first so many directions of the trajectory. A cell may be run for a ``length`` of its own.
     """
 
     recipe: str
@@ -106,6 +121,17 @@ class Cell(_Data):
     best: Share | None = None
     final: Share | None = None
     classes: dict[str, Span] = Field(default_factory=dict)
+    words: str | None = None
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    shares: dict[str, Share] = Field(default_factory=dict)
+    length: Rounds | None = None
+
+    @field_validator("words")
+    @classmethod
+    def _a_printed_number(cls, value: str | None) -> str | None:
+        if value is not None:
+            printed(value)
+        return value
 
     @field_validator("rounds")
     @classmethod
@@ -136,12 +162,13 @@ class Claim(_Data):
     ============ ===================================================================================================
     says         of ``first`` and ``second``
     ============ ===================================================================================================
-    above        the first scores higher, by ``by`` if the paper tells
+    above        the first scores higher, by ``by``, or by the gap of the best scores, if the paper tells
     alike        they score about the same
     falls        the score falls from the first to the second, by ``by`` to ``to``
     slower       so many rounds take the first more time
     sooner       the first takes less time to a target; of the second's it saves the share ``by``, or ``by`` to ``to``
     alone        the first comes to the target, the second does not
+    recovers     after the rounds of sampling its score worsens, and then gets better than it was (first alone)
     ============ ===================================================================================================
 
     Scores are compared after a share ``at`` of the rounds. What is said of time holds for ``target``, or for every
@@ -149,7 +176,7 @@ class Claim(_Data):
     """
 
     first: str
-    says: Literal["above", "alike", "falls", "slower", "sooner", "alone"]
+    says: Literal["above", "alike", "falls", "slower", "sooner", "alone", "recovers"]
     second: str
     by: Annotated[float, Field(ge=0, lt=1)] | None = None
     to: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -179,6 +206,7 @@ class Line(_Data):
     cells: tuple[Cell, ...] = Field(default=(), strict=False)
     claims: tuple[Claim, ...] = Field(default=(), strict=False)
     targets: tuple[Share, ...] = Field(default=(), strict=False)  # times to which are compared
+    whole: bool = False  # are words counted from the first round on, and not after the sampling?
     values: dict[str, float] = Field(default_factory=dict)
     column: Column | None = None
     reading: str | None = None

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from fedslice.console import value
 from fedslice.reproduce.sheets import (
     Sheet,
+    claim_sheet,
     curve_sheet,
-    failures,
     heading,
-    measured,
-    not_run,
-    one_error,
     score,
+    seeds,
     short_heading,
+    span,
+    unless_nothing_ran,
     verdict,
 )
 
 Document = dict[str, Any]
-Sheets = Callable[[Document], Iterator[Sheet]]
 
 
-def _unless_nothing_ran(show: Sheets) -> Sheets:
-    """Say once why nothing ran, or else show the row and then what did not run."""
-
-    def shown(row: Document) -> Iterator[Sheet]:
-        if (error := one_error(row)) is not None:
-            yield not_run(row, error)
-            return
-        yield from show(row)
-        yield from failures(row)
-
-    return shown
-
-
-@_unless_nothing_ran
+@unless_nothing_ran
 def accuracy(row: Document) -> Iterator[Sheet]:
     """The last scores and their cost, the way there, and what the paper says of them."""
     cells = row["cells"]
@@ -46,25 +32,25 @@ def accuracy(row: Document) -> Iterator[Sheet]:
     columns = ["recipe", *paper, "by seed", "mean", "best", "up", "simulated", *judged]
     yield Sheet(title, columns, [_last(cell, given) for cell in cells], prose=given)
     yield curve_sheet(row, short_heading(row))
-    yield from _claims(row, ".3f")
+    yield from claim_sheet(row, ".3f")
 
 
 def _last(cell: Document, given: bool) -> list[str]:
     paper = [score(cell["paper"]["final"])] if given else []
     judged = [verdict(cell["verdicts"].get("final"))] if given else []
-    scores = [_seeds(cell["final"]), score(cell["final"]["mean"]), score(cell["best"]["mean"])]
+    scores = [seeds(cell["final"]), score(cell["final"]["mean"]), score(cell["best"]["mean"])]
     costs = [value(name, cell[name]["mean"]) for name in ("up_bytes", "clock")]
     return [cell["cell"], *paper, *scores, *costs, *judged]
 
 
-@_unless_nothing_ran
+@unless_nothing_ran
 def time(row: Document) -> Iterator[Sheet]:
     """The time to each target, as a share of FedAvg's, and what the paper says of it."""
     columns = ["recipe", *(f"to {target:g}" for target in row["targets"])]
     title = f"{heading(row)}: simulated time to {row['metric'].replace('_', ' ')}, and its share of FedAvg's (T2A)"
     rows = [[cell["cell"], *(_target(one) for one in cell["targets"])] for cell in row["cells"]]
     yield Sheet(title, columns, rows, prose=False)
-    yield from _claims(row, ".1%")
+    yield from claim_sheet(row, ".1%")
 
 
 def _target(found: Document) -> str:
@@ -75,7 +61,7 @@ def _target(found: Document) -> str:
     return f"{value('clock', found['clock']['mean'])}  {value('t2a', found['t2a']['mean'])}"
 
 
-@_unless_nothing_ran
+@unless_nothing_ran
 def classes(row: Document) -> Iterator[Sheet]:
     """Every class's accuracy, the paper's numbers beside it, and what the paper says of the rare classes."""
     cells = row["cells"]
@@ -87,7 +73,7 @@ def classes(row: Document) -> Iterator[Sheet]:
     ]
     yield Sheet(title, ["recipe", *labels, "all"], rows, prose=False)
     given = [
-        [cell["cell"], one["class"], _paper(one, ".3f"), _seeds(one), score(one["mean"]), verdict(one["verdict"])]
+        [cell["cell"], one["class"], span(one, ".3f"), seeds(one), score(one["mean"]), verdict(one["verdict"])]
         for cell in cells
         for one in cell["classes"]
         if one["paper"] is not None
@@ -96,25 +82,8 @@ def classes(row: Document) -> Iterator[Sheet]:
         columns = ["recipe", "class", "paper", "by seed", "mean", "verdict"]
         yield Sheet(f"{short_heading(row)}: the classes the paper speaks of", columns, given)
     rare = ", ".join(map(str, row["rare"]))
-    yield from _claims(row, ".3f", f" of the mean over the rare classes ({rare})")
+    yield from claim_sheet(row, ".3f", f" of the mean over the rare classes ({rare})")
 
 
 def _short(found: Document) -> str:
     return "-" if found["mean"] is None else f"{found['mean']:.3f}"
-
-
-def _claims(row: Document, form: str, about: str = "") -> Iterator[Sheet]:
-    if row["claims"]:
-        rows = [[c["claim"], _paper(c, form), measured(c, form), verdict(c)] for c in row["claims"]]
-        columns = ["claim", "paper", "measured", "verdict"]
-        yield Sheet(f"{short_heading(row)}: what the paper says{about}", columns, rows)
-
-
-def _paper(found: Document, form: str) -> str:
-    """A number, a range, or that it only says so."""
-    return "-" if found["paper"] is None else " to ".join(f"{number:{form}}" for number in found["paper"])
-
-
-def _seeds(found: Document) -> str:
-    values: Sequence[float | None] = found["by_seed"]
-    return ", ".join(map(score, values)) or "-"

@@ -35,7 +35,7 @@ def _accuracy(reading: Reading, method: str | None) -> Document:
     for found in reading.cells:
         there = found.missing is None
         paper, last = found.cell.final, found.score(1.0) if there else []
-        verdict = None if paper is None else _against((paper,), last, found, reading, method)
+        verdict = None if paper is None else against((paper,), last, found, reading, method)
         cells.append(
             {
                 **found.document(curves=True),
@@ -84,7 +84,7 @@ def _classes(reading: Reading, method: str | None) -> Document:
         for name in names:
             label, last = name.removeprefix(_PREFIX), found.last(name)
             span = found.cell.classes.get(label)
-            verdict = None if span is None else _against(span, last, found, reading, method)
+            verdict = None if span is None else against(span, last, found, reading, method)
             paper = None if span is None else list(span)
             classes.append({"class": label, "paper": paper, **by_seed(last), "verdict": verdict})
         final = by_seed([] if found.missing else found.score(1.0))
@@ -97,7 +97,7 @@ def _rare(found: Measured, share: float) -> list[float]:  # noqa: ARG001
     return [mean(values) for values in zip(*(found.last(COLUMN.format(label)) for label in RARE), strict=True)]
 
 
-def _against(span: Span, last: list[float], found: Measured, reading: Reading, method: str | None) -> Document:
+def against(span: Span, last: list[float], found: Measured, reading: Reading, method: str | None) -> Document:
     """A number of the paper, or a range, beside what was measured."""
     if found.missing or reading.incomparable:
         return not_run(found.missing, reading.incomparable).document()

@@ -33,7 +33,7 @@ def load(name: str) -> tuple[Exhibit, dict[str, Setup]]:
     like = content.pop("like", None)
     if like is not None:  # a figure of a table's runs
         content = _read(like) | content
-    common = {key: content.pop(key) for key in ("cells", "claims", "targets") if key in content}
+    common = {key: content.pop(key) for key in ("cells", "claims", "targets", "whole") if key in content}
     content["row"] = [common | line for line in content["row"]]  # what a row does not say, it has from the exhibit
     exhibit = _checked(Exhibit, content, name)
     written = {key: setup for file in _files() if file.startswith(_SETUPS) for key, setup in _read(file).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from fedslice import tasks
 from fedslice.config import Request, request
-from fedslice.reproduce.exhibits import Cell, Setup
+from fedslice.reproduce.exhibits import Cell, Setup, Training
 
 LEAST_ROUNDS = 10  # of a scaled run
 
@@ -82,15 +83,20 @@ class Job:
 def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
     """The run of a cell with one seed."""
     training = setup.trained
-    rounds = scaled(training.rounds, order.scale)
+    whole = cell.length or training.rounds
+    rounds = scaled(whole, order.scale)
+    settings = setup.settings(cell, order.scale)
+    if "warmup" in settings:
+        settings = settings | {"warmup": _shortened(settings["warmup"], rounds, whole)}
+    sampling = sampled(training, order.scale)
     more: dict[str, Any] = {"devices": training.devices} if training.devices else {}
     more |= {"measure": list(training.measure)} if training.measure else {}
     asked = order.request(
         setup,
-        setup.settings(cell, order.scale),
+        settings,
         recipe=cell.recipe,
         rounds=rounds,
-        eval_every=min(training.eval_every, rounds),
+        eval_every=min(training.eval_every, rounds) if sampling is None else math.gcd(training.eval_every, sampling),
         seed=seed,
         **more,
     )
@@ -100,6 +106,18 @@ def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
 def scaled(rounds: int, scale: float) -> int:
     """Rounds of a scaled run: the share asked for, and no fewer than make a curve."""
     return rounds if scale == 1 else max(LEAST_ROUNDS, round(rounds * scale))
+
+
+def sampled(training: Training, scale: float) -> int | None:
+    """Rounds of sampling of a scaled run; it is evaluated after them, whatever their number."""
+    if training.sampling is None:
+        return None
+    return _shortened(training.sampling, scaled(training.rounds, scale), training.rounds)
+
+
+def _shortened(part: int, rounds: int, whole: int) -> int:
+    """A part of a whole run, in a run of so many rounds."""
+    return max(1, part * rounds // whole)
 
 
 def by_group(jobs: Iterable[Job]) -> dict[str, list[Job]]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedslice.errors import UserError, unknown
-from fedslice.reproduce import counts, example, figures, training
+from fedslice.reproduce import compression, counts, example, figures, spectrum, training, words
 from fedslice.reproduce.exhibits import Exhibit, Kind, Setup
 from fedslice.reproduce.files import load
 from fedslice.reproduce.jobs import Order
@@ -24,6 +24,9 @@ _MAKERS: dict[Kind, Callable[[str, Exhibit, Mapping[str, Setup], Order], list[Do
     "accuracy": figures.rows,
     "time": figures.rows,
     "classes": figures.rows,
+    "compression": compression.rows,
+    "words": words.rows,
+    "spectrum": spectrum.rows,
     "statistics": counts.rows,
     "histogram": counts.rows,
     "trajectory": example.rows,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedslice.compare import Target, lower_is_better
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
-from fedslice.reproduce.jobs import Job, Order, job, scaled
+from fedslice.reproduce.jobs import Job, Order, job, sampled, scaled
 from fedslice.reproduce.progress import Progress
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict
 from fedslice.reproduce.workers import Outcome, run_all
@@ -56,6 +56,17 @@ class Measured:
             out.append(next((score for at, score in reversed(scores) if at <= until), scores[0][1]))
         return out
 
+    def around(self, after: int) -> list[tuple[float, float, float]]:
+        """By seed: the score after so many rounds, the worst since, and the last one; as losses, less being better."""
+        sign = 1 if lower_is_better(self.metric) else -1
+        out = []
+        for one in self.outcomes:
+            losses = [(at, sign * score) for at, score in self._scores(one)]
+            before = [loss for at, loss in losses if at <= after]
+            since = [loss for at, loss in losses if at > after] or before[-1:]
+            out.append((before[-1], max(since), since[-1]))
+        return out
+
     def last(self, column: str) -> list[Any]:
         """What stands in a column at the end, by seed."""
         return [one.metrics[-1].get(column) for one in self.outcomes]
@@ -93,6 +104,7 @@ class Reading:
     cells: Sequence[Measured]
     rounds: int
     scale: str | None
+    sampling: int | None = None
 
     @property
     def source(self) -> str | None:
@@ -140,7 +152,7 @@ def _reading(line: Line, setup: Setup, order: Order, outcomes: Mapping[str, Outc
         cells.append(Measured(cell, jobs, [outcomes[one.key] for one in jobs], training.metric))
     rounds = scaled(training.rounds, order.scale)
     scale = f"scaled to {rounds} of {training.rounds} rounds{setup.shrunk(order.scale)}" if order.scale != 1 else None
-    return Reading(line, setup, cells, rounds, scale)
+    return Reading(line, setup, cells, rounds, scale, sampled(training, order.scale))
 
 
 def by_seed(values: Sequence[float | None]) -> Document:

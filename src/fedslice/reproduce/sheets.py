@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from fedslice.console import value
 
 Document = dict[str, Any]
+Sheets = Callable[[Document], "Iterator[Sheet]"]
 POINTS = 10  # rounds at which a curve is shown
 
 
@@ -98,3 +99,35 @@ def one_error(row: Document) -> str | None:
     """Why none of a row's runs could be made, if all have one reason: it is then said once."""
     errors = {run["error"] for cell in row["cells"] for run in cell["runs"]}
     return errors.pop() if len(errors) == 1 else None
+
+
+def unless_nothing_ran(show: Sheets) -> Sheets:
+    """Say once why nothing ran, or else show the row and then what did not run."""
+
+    def shown(row: Document) -> Iterator[Sheet]:
+        if (error := one_error(row)) is not None:
+            yield not_run(row, error)
+            return
+        yield from show(row)
+        yield from failures(row)
+
+    return shown
+
+
+def claim_sheet(row: Document, form: str, about: str = "") -> Iterator[Sheet]:
+    """What the paper says in words, beside what was measured."""
+    if row["claims"]:
+        rows = [[c["claim"], span(c, form), measured(c, form), verdict(c)] for c in row["claims"]]
+        columns = ["claim", "paper", "measured", "verdict"]
+        yield Sheet(f"{short_heading(row)}: what the paper says{about}", columns, rows)
+
+
+def span(found: Document, form: str) -> str:
+    """A number, a range, or that it only says so."""
+    return "-" if found["paper"] is None else " to ".join(f"{number:{form}}" for number in found["paper"])
+
+
+def seeds(found: Document) -> str:
+    """The scores of all seeds."""
+    values: Sequence[float | None] = found["by_seed"]
+    return ", ".join(map(score, values)) or "-"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedslice.console import value
-from fedslice.reproduce import figure_sheets
+from fedslice.reproduce import compression_sheets, figure_sheets
 from fedslice.reproduce.sheets import POINTS, Sheet, curves, heading, measured, not_run, one_error, score, verdict
 
 Document = dict[str, Any]
@@ -146,6 +146,9 @@ _KINDS: dict[str, Callable[[Document], Iterator[Sheet]]] = {
     "accuracy": figure_sheets.accuracy,
     "time": figure_sheets.time,
     "classes": figure_sheets.classes,
+    "compression": compression_sheets.compression,
+    "words": compression_sheets.words,
+    "spectrum": compression_sheets.spectrum,
     "statistics": _statistics,
     "histogram": _histogram,
     "trajectory": _trajectory,

@@ -17,6 +17,8 @@ a's rounds take longer than b's           in every seed                         
 a's score is above b's, by g              in every seed, by g/2        in every seed, by less       otherwise
 a's score is b's                          within 0.02                  within 0.05                  otherwise
 a score falls from a to b, by l to h      by that, within 0.02         by that, within 0.05         otherwise
+a score gets worse, then better than ever both, in every seed          it only gets better          otherwise
+a client sends w words                    to the last printed digit    within 5 %                   otherwise
 a data set has v clients, samples, …      as printed in the paper      within 5 %                   otherwise
 ========================================= ============================ ============================ ==============
 
@@ -31,6 +33,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 from typing import Any
+
+from fedslice.reproduce.printed import Printed
 
 HOLDS, WEAKER, FAILS, INCOMPARABLE = "holds", "weaker", "does not hold", "not comparable"
 NEAR, FAR = 1.25, 2.0  # factors between numbers of rounds
@@ -155,6 +159,25 @@ def fallen(low: float, high: float, before: Sequence[float], after: Sequence[flo
     off = _off(fall, low, high)
     words = f"a fall of {fall:.3f}, the paper has {low:.3f} to {high:.3f}"
     return _graded(off if own else abs(off), NEAR_SCORE, FAR_SCORE, words, fall)
+
+
+def recovered(seeds: Sequence[tuple[float, float, float]]) -> Verdict:
+    """Of a loss, the worst since is above what it was before, and the last below."""
+    sunk = median_low([before - last for before, _, last in seeds])
+    if any(last >= before for before, _, last in seeds):
+        return Verdict(FAILS, "it does not end better than it was", sunk)
+    calm = sum(worst <= before for before, worst, _ in seeds)
+    if calm:
+        return Verdict(WEAKER, f"it never gets worse in {calm} of {len(seeds)} seeds", sunk)
+    return Verdict(HOLDS, measured=sunk)
+
+
+def sent(paper: Printed, found: float) -> Verdict:
+    """So many words are sent, to less than a unit of the last digit that is printed, or half of a single digit."""
+    off = found / paper.number - 1
+    if abs(found - paper.number) < min(paper.unit, paper.number / 2):
+        return Verdict(HOLDS)
+    return _graded(abs(off), 0.0, FAR_STATISTIC, f"{off:+.2%} to the paper's")
 
 
 def counted(name: str, paper: float, found: float) -> Verdict:

@@ -5,6 +5,7 @@
     origin.json             the command that makes this run
     panels.json             what task and recipe have to show in a report: at the beginning, then at the end
     metrics.jsonl           one row per line, on disk before the next step is taken
+    clients.csv             a row per client, if instruments look at single clients; written when the run ends
     checkpoint.safetensors  the newest state, and how many rows of the log belong to it
     finished.json           written last: the run is complete
     lock                    held by the process that writes the run, and released with its death
@@ -12,6 +13,7 @@
 The log runs ahead of the checkpoint, never behind it, so to resume is to cut the log back to the checkpoint.
 """
 
+import csv
 import fcntl
 import json
 import math
@@ -34,9 +36,10 @@ ENVIRONMENT = "environment.json"
 ORIGIN = "origin.json"
 PANELS = "panels.json"
 METRICS = "metrics.jsonl"
+CLIENTS = "clients.csv"
 _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
-_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, _CHECKPOINT, FINISHED)
+_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
 LOCK = "lock"
 _ABSENT = object()
 
@@ -116,6 +119,14 @@ class RunDirectory:
         """Replace what there is to show beside the metrics."""
         self._writable()
         _write_json(self.path / PANELS, [_finite(panel.model_dump(exclude_defaults=True)) for panel in panels])
+
+    def clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Replace the table of clients; a cell whose number is NaN or infinite is empty."""
+        self._writable()
+        with checkpoints.replacing(self.path / CLIENTS) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(columns)
+            table.writerows(zip(*map(_finite, columns.values()), strict=True))
 
     def resume(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
         """The newest checkpoint as (round, tensors, meta), and the log cut back to it; None if there is none.

@@ -62,6 +62,8 @@ def execute(
                     saved = time.monotonic()
             run.checkpoint(experiment.round, *experiment.state_dict())
             run.panels(experiment.panels())
+            if table := experiment.clients():
+                run.clients(table)
             run.finish()
         return {
             "task": plan.task.name,

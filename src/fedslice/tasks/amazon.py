@@ -88,5 +88,5 @@ ENTRY = Entry(
     options=AmazonOptions,
     make=make,
     rounds=200,
-    settings={"cohort": 100, "lr": 0.05, "batch_size": 4, "clip": 10.0, "decay": 0.999},
+    settings={"cohort": 100, "lr": 0.05, "batch_size": 4, "clip": 10.0, "local.decay": 0.999},
 )

@@ -123,7 +123,7 @@ TINY_IMAGENET = Kind(
 
 
 def make(kind: Kind, options: ImageOptions, data: Path | None) -> Task:
-    """Images spread over clients; the official test images belong to nobody."""
+    """Images spread over clients; who is tested on the official test images, see :class:`SpreadOptions`."""
     check(kind.name, options)
     made = generated(kind.name, options, data)
     images, trains = _generate(kind, options) if made else _read(kind, data)

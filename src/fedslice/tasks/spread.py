@@ -12,29 +12,33 @@ from pydantic import Field
 
 from fedslice import rng
 from fedslice.errors import UserError
-from fedslice.partition import Ints, Way, held_out, partition
+from fedslice.partition import Ints, Way, held_out, partition, shards
 from fedslice.tasks.entry import Options, Seed
 
 Size = Annotated[int, Field(ge=1, le=10**9)]
 NOBODY = -1  # owns the official test samples: the global model is tested on all of them, and none belongs to a client
 
 _BETA = ("dirichlet", "pfl-dirichlet")
-_CLASSES = ("pathological", "pfl-pathological")
+_CLASSES = ("pathological", "pfl-pathological", "shards")
+_LIMIT = ("shards",)
 
 
 class SpreadOptions(Options):
     """``source`` is the official set if data are given and a generated one if not.
 
     With ``split=pfllib`` training and test samples are merged and spread, and a quarter of each client's is held out;
-    the global model is tested on all of these (S4, in the way of PFLlib).
+    the global model is tested on all of these (S4, in the way of PFLlib). With ``partition=shards`` clients have
+    training samples of a few classes and the official test samples of these classes, divided among those who have them
+    (S2's published code, with 50 clients). Else the official test samples belong to nobody.
     """
 
     source: Literal["official", "generated"] | None = None
-    partition: Way = "iid"
+    partition: Literal[Way, "shards"] = "iid"
     split: Literal["official", "pfllib"] = "official"
     clients: Size = 100
     beta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5  # of partition=dirichlet and pfl-dirichlet
-    classes: Size = 2  # per client, of partition=pathological and pfl-pathological
+    classes: Size = 2  # per client, of partition=pathological, pfl-pathological and shards
+    limit: Size = 500  # training samples of a client, of partition=shards
     train: Size | None = None  # so many of the samples that are spread, drawn at random
     data_seed: Seed = 0  # of the partition, of that draw, and of what is generated
 
@@ -66,12 +70,17 @@ def counts(options: SpreadOptions, samples: tuple[int, int]) -> tuple[int, int]:
 
 def check(name: str, options: SpreadOptions) -> None:
     """Refuse what would do nothing beside the other options."""
-    for option, ways in (("beta", _BETA), ("classes", _CLASSES)):
+    for option, ways in (("beta", _BETA), ("classes", _CLASSES), ("limit", _LIMIT)):
         value = getattr(options, option)
         if options.partition not in ways and value != type(options).model_fields[option].default:
             raise UserError(
                 f"task {name}: {option}={value} is for partition={' or '.join(ways)}; leave one of them out."
             )
+    if options.partition == "shards" and options.split == "pfllib":
+        raise UserError(
+            f"task {name}: partition=shards deals the official test samples out, which split=pfllib would merge with "
+            "the others; leave one of them out."
+        )
 
 
 def spread(name: str, options: SpreadOptions, label: Ints, trains: int, what: str) -> Spread:
@@ -82,28 +91,37 @@ def spread(name: str, options: SpreadOptions, label: Ints, trains: int, what: st
     if wanted > pool:
         raise UserError(f"task {name}: train={wanted} but there are {pool:,} {kind}; give fewer.")
     chosen = np.sort(rng.generator(options.data_seed, rng.Purpose.SPLIT).choice(pool, wanted, replace=False))
-    owner = partition(
-        options.partition, label[chosen], options.clients, options.data_seed, options.beta, options.classes
-    )
+    rest = np.arange(trains, len(label))
+    tested = np.full(len(rest), NOBODY)
+    if options.partition == "shards":
+        owner, tested = shards(
+            label[chosen], label[rest], options.clients, options.data_seed, options.classes, options.limit
+        )
+    else:
+        owner = partition(
+            options.partition, label[chosen], options.clients, options.data_seed, options.beta, options.classes
+        )
     chosen, owner = chosen[owner >= 0], owner[owner >= 0]
-    dealt = f"{len(chosen):,} {kind} {_way(options)}"
+    dealt = f"{len(chosen):,} {kind} {_way(options, what)}"
     if merged:
         test = held_out(owner, options.data_seed)
         about = f"{dealt}, of each client's a quarter held out ({test.sum():,})"
         return Spread(chosen, owner, test, about)
-    rest = np.arange(trains, len(label))
+    divided = " divided by class" * (options.partition == "shards")
     return Spread(
         index=np.concatenate([chosen, rest]),
-        owner=np.concatenate([owner, np.full(len(rest), NOBODY)]),
+        owner=np.concatenate([owner, tested]),
         test=np.arange(len(chosen) + len(rest)) >= len(chosen),
-        about=f"{dealt}, {len(rest):,} test {what}",
+        about=f"{dealt}, {len(rest):,} test {what}{divided}",
     )
 
 
-def _way(options: SpreadOptions) -> str:
+def _way(options: SpreadOptions, what: str) -> str:
     detail = ""
     if options.partition in _BETA:
         detail = f" (beta {options.beta:g})"
+    elif options.partition == "shards":
+        detail = f" ({options.classes} each, at most {options.limit:,} {what})"
     elif options.partition in _CLASSES:
         detail = f" ({options.classes} classes each)"
     return f"over {options.clients} clients by {options.partition}{detail}"

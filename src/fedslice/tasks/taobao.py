@@ -106,5 +106,5 @@ ENTRY = Entry(
     options=TaobaoOptions,
     make=make,
     rounds=5000,
-    settings={"cohort": 100, "lr": 0.15, "batch_size": 32, "clip": 0.2, "decay": 0.999},
+    settings={"cohort": 100, "lr": 0.15, "batch_size": 32, "clip": 0.2, "local.decay": 0.999},
 )

@@ -1,0 +1,57 @@
+"""The subspace race: 20 clients with 64 pictures each in batches of 128, S4's CNN in the shape of CIFAR-10, R=50, s=5.
+
+`python -m benchmarks.subspace fedavg|flss EPOCHS` speaks the protocol of `peers/workload.py`. Of every five rounds of
+`flss` the first is a full one. Its basis is planted: fifty rounds of sampling would cost the same whatever they find.
+"""
+
+import sys
+import time
+
+import torch
+
+from benchmarks.peers.workload import Requests
+from fedslice import recipes, tasks
+from fedslice.codecs import StreamingSubspace
+from fedslice.codecs.basis import Basis
+from fedslice.engines.scope import threads
+from fedslice.experiment import Experiment
+
+CLIENTS, PICTURES, RANK, EVERY = 20, 64, 50, 5
+_STEP = 1e-4  # a parameter's, so that directions of the basis weigh about as much as updates
+
+
+def experiment(kind: str, epochs: int) -> Experiment:
+    """FedAvg, or FLSS, after one round of warm-up."""
+    options = {"train": CLIENTS * PICTURES, "clients": CLIENTS, "model": "fedavgcnn"}
+    task = tasks.get("cifar10").build(options, None)
+    own = {"rank": RANK, "warmup": 1, "every": EVERY} if kind == "flss" else {}
+    recipe = recipes.get(kind, select="everyone", lr=0.01, batch_size=128, epochs=epochs, **own)
+    made = Experiment(task, recipe, rounds=1)
+    made._one_round(0)
+    if isinstance(made.recipe.codec, StreamingSubspace):
+        size = sum(shape.numel() for shape in task.shapes.values())
+        chance = torch.Generator().manual_seed(0)
+        made.recipe.codec._basis = Basis.of(_STEP * torch.randn(size, RANK, generator=chance), RANK)
+    return made
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    kind, epochs = sys.argv[1:]
+    requests, run = Requests(), experiment(kind, int(epochs))
+    with threads(run.engine.threads):
+        for t in range(1, 1 + EVERY):
+            run._one_round(t)
+        requests.ready()
+        t = 1 + EVERY
+        for count in requests:
+            marks = [time.perf_counter()]
+            for _ in range(count):
+                run._one_round(t)
+                marks.append(time.perf_counter())
+                t += 1
+            requests.answer(marks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Looking at a run's clients one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedslice.commands.app import Json, app, show
+from fedslice.compare import lower_is_better
+from fedslice.console import Document, Shown, value
+from fedslice.runs.clients import read_clients
+
+_SHOWN = 40  # lines of the table; a program is told all
+
+
+@app.command()
+def clients(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run that has ended.")],
+    as_json: Json = False,
+) -> None:
+    """Show the clients of a run with their own models' scores, the worst first."""
+    rows = read_clients(Path(run_dir))
+    show({"run": run_dir, "clients": sorted(rows, key=_goodness)}, as_json, _tables)
+
+
+def _goodness(row: dict[str, Any]) -> tuple[bool, float]:
+    """By the first score, which is the first instrument's; who has none comes last."""
+    name, score = list(row.items())[3]
+    if score is None:
+        return True, 0.0
+    return False, -score if lower_is_better(name) else score
+
+
+def _tables(document: Document) -> Shown:
+    rows = document["clients"]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for place, name in enumerate(rows[0]):
+        table.add_column(name.replace("_", "\n", 1), justify="right" if place else "left", no_wrap=True)
+    for row in rows[:_SHOWN]:
+        table.add_row(*(str(cell) if name == "client" else value(name, cell) for name, cell in row.items()))
+    rest = f", the first {_SHOWN} of them (all with --json)" if len(rows) > _SHOWN else ""
+    return [Text(f"{document['run']}: {len(rows):,} clients, the worst first{rest}"), table]

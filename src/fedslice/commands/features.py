@@ -1,0 +1,167 @@
+"""Looking at a model's features: as a table, and as a map of the samples."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import polars as pl
+import typer
+
+from fedslice.commands.app import Data, app, say
+from fedslice.config import build_task, request
+from fedslice.errors import UserError
+from fedslice.measure.features import Features, load_tsne, tsne
+from fedslice.measure.features import features as find
+from fedslice.panel import Panel
+from fedslice.runs.checkpoint import replacing
+from fedslice.runs.directory import CONFIG, RunDirectory
+from fedslice.runs.reading import Run, read
+from fedslice.slice import Values
+from fedslice.task import Task
+
+Kind = Literal["html", "svg", "png"]
+
+_POINTS = 20_000  # of a chart, at most
+_SIDE = 480
+
+
+@app.command()
+def features(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run that has ended.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The CSV file to write.")] = "features.csv",
+    samples: Annotated[int, typer.Option(min=1, help="Test samples, drawn by the run's seed.")] = 1000,
+    data: Data = None,
+    with_tsne: Annotated[bool, typer.Option("--tsne", help="Two columns more: places on a map, by t-SNE.")] = False,
+    chart: Annotated[
+        str | None, typer.Option(help="The map as a picture by class: a .html, .svg or .png file.")
+    ] = None,
+) -> None:
+    """Write what enters the last Linear layer of a run's final global model, for some test samples."""
+    kind = _kind(chart, samples) if chart is not None else None
+    if kind is not None and not with_tsne:
+        raise UserError(f"--chart {chart} draws the map that --tsne makes; add --tsne.")
+    if chart is not None and Path(chart) == Path(out):
+        raise UserError(f"--chart and --out are both {chart}; give two files.")
+    for path in (out, *([] if chart is None else [chart])):
+        if Path(path).is_dir():
+            raise UserError(f"{path} is a directory, expected the name of a file to write; add one.")
+    if with_tsne:
+        load_tsne()
+    run = read(_directory(Path(run_dir)))
+    task, model = _final(run, data)
+    found = find(task, model, samples, run.seed)
+    table = _table(found)
+    if with_tsne:
+        table = table.hstack(pl.from_numpy(tsne(found.values, run.seed), schema=["tsne_1", "tsne_2"]))
+    files = {Path(out): table.write_csv().encode()}
+    if chart is not None and kind is not None:
+        files[Path(chart)] = _picture(_map(run, table), kind)
+    _write(files)
+    say(f"features: {out}")
+    if chart is not None:
+        say(f"chart: {chart}")
+
+
+def _kind(chart: str, samples: int) -> Kind:
+    ending = Path(chart).suffix.removeprefix(".").lower()
+    for kind in get_args(Kind):
+        if kind == ending:
+            if samples > _POINTS:
+                raise UserError(f"--samples {samples} are more points than the {_POINTS} of a --chart; give fewer.")
+            return kind  # type: ignore[no-any-return]
+    raise UserError(f"--chart {chart} ends in {ending!r}, expected html, svg or png; name it for example map.svg.")
+
+
+def _directory(place: Path) -> Path:
+    if not (place / CONFIG).exists():
+        raise UserError(f"{place} holds no run (no {CONFIG}); give the directory of a run that has ended.")
+    return place
+
+
+def _final(run: Run, data: str | None) -> tuple[Task, Values]:
+    """The task of a run, built anew, and the global model of its last checkpoint, which must fit it."""
+    saved = RunDirectory(run.path).resume() if run.finished else None
+    if saved is None:
+        what = "its checkpoint is gone" if run.finished else "it has not ended"
+        raise UserError(f"{run.path} has no final model ({what}); finish the run with --resume, or give another.")
+    settings = {key: value for key, value in run.config["task"].items() if key not in ("name", "source")}
+    place = data if data is not None else _data(run.command)
+    task = build_task(request({"task": run.task, "set": settings} | ({} if place is None else {"data": place})))
+    if task.source != run.config["task"].get("source"):
+        raise UserError(
+            f"{run.path} was trained on {run.config['task'].get('source')!r}, found {task.source!r}; "
+            "say with --data where its data are."
+        )
+    _, tensors, _ = saved
+    model = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    there, wanted = ({name: tuple(v.shape) for name, v in model.items()}, {n: tuple(s) for n, s in task.shapes.items()})
+    if there != wanted:
+        differing = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))[0]
+        raise UserError(
+            f"{run.path}: parameter {differing!r} has shape {there.get(differing)} in the checkpoint, expected "
+            f"{wanted.get(differing)}; give a run of this version of its task."
+        )
+    return task, model
+
+
+def _data(command: str | None) -> str | None:
+    """Where the run's command says its data are."""
+    try:
+        words = shlex.split(command or "")
+    except ValueError:  # no command of ours
+        return None
+    return words[words.index("--data") + 1] if "--data" in words[:-1] else None
+
+
+def _table(found: Features) -> pl.DataFrame:
+    columns: dict[str, Any] = {
+        "client": found.client,
+        "label": found.label.tolist(),
+        "predicted": found.predicted.tolist(),
+    }
+    width = found.values.shape[1]
+    values = pl.from_numpy(found.values.numpy(), schema=[f"feature_{place}" for place in range(width)])
+    return pl.DataFrame(columns).hstack(values)
+
+
+def _map(run: Run, table: pl.DataFrame) -> Panel:
+    shown = table.sort("label").select(
+        pl.col("tsne_1").alias("first"), pl.col("tsne_2").alias("second"), pl.col("label").alias("class")
+    )
+    title = f"{run.recipe} on {run.task}, round {run.rounds}: features by class"
+    return Panel(title=title, mark="point", x="first", y="second", color="class", rows=shown.to_dicts())
+
+
+def _picture(shown: Panel, kind: Kind) -> bytes:
+    import vl_convert  # charts take a while to load, and most commands draw none
+
+    from fedslice.report import charts
+    from fedslice.report.panels import columns
+
+    cells = columns(shown)
+    rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    spec = charts.panel(shown, "map", _SIDE) | {"height": _SIDE, "title": shown.title, "datasets": {"map": rows}}
+    given: dict[str, Any] = {
+        "vl_version": charts.VEGA_LITE,
+        "config": charts.theme("light") | {"background": "white"},
+    }
+    match kind:
+        case "svg":
+            return vl_convert.vegalite_to_svg(spec, **given).encode()
+        case "png":
+            return vl_convert.vegalite_to_png(spec, scale=2.0, **given)
+        case "html":
+            return vl_convert.vegalite_to_html(spec, bundle=True, **given).encode()
+
+
+def _write(files: dict[Path, bytes]) -> None:
+    """All of them or none."""
+    with ExitStack() as stack:
+        for path, content in files.items():
+            try:
+                stack.enter_context(replacing(path)).write_bytes(content)
+            except OSError as error:
+                raise UserError(f"{path} cannot be written ({error.strerror}); give another place.") from None

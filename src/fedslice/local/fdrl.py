@@ -1,0 +1,115 @@
+"""FDRL: a shared and a private encoder that are pushed apart (S2, equation 1; distances of its published code)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn import functional as F
+
+from fedslice.errors import UserError
+from fedslice.local.sgd import SGD, Forward, mean_loss
+from fedslice.parts import CHECKED, NonNegative, World
+from fedslice.slice import Slice, Values
+from fedslice.task import Loss, Task
+
+if TYPE_CHECKING:
+    from fedslice.work import Batch, Work
+
+ENCODERS = ("shared", "private")
+
+
+@dataclass(config=CHECKED)
+class FDRL(SGD):
+    """Adds α·S_m + β·S_r for a model with the submodules ``shared`` (W) and ``private`` (Q), trained together.
+
+    ``published``: S_m = exp(−Σ_l ‖W_l − Q_l‖ / Σ_l (‖W_l‖ + ‖Q_l‖)) over the weights, not the biases, that both
+    encoders have under one name and in one shape; S_r is the batch's mean cosine between the encoders' outputs. Both
+    grow as the encoders become alike. S2 assumes convex distances, which these are not; ``convex`` is
+    S_m = ½·Σ_l ‖W_l + Q_l‖² and S_r = ½·mean ‖z_W + z_Q‖², which are, for encoders that are linear.
+
+    Of a table, the rows that a client holds are compared.
+    """
+
+    label = "fdrl"
+    follows_gradient = False  # S_m moves rows of a table that no batch names
+
+    alpha: NonNegative = 1.0
+    beta: NonNegative = 1.0
+    distance: Literal["published", "convex"] = "published"
+
+    def setup(self, world: World) -> None:
+        """Find both encoders, and the weights that they have in common."""
+        whose, children = type(world.task.module).__name__, dict(world.task.module.named_children())
+        for name in ENCODERS:
+            if name not in children:
+                raise UserError(
+                    f"local=fdrl needs a model with submodules 'shared' and 'private', and {whose} has no {name!r}; "
+                    "build one with fedslice.models.discriminative.Discriminative, or use local=sgd."
+                )
+        self._pairs = _pairs(world.task)
+        if self.alpha and not self._pairs:
+            raise UserError(
+                "local=fdrl compares weights of 'shared' and 'private' that have one name and one shape, and "
+                f"{whose} has none; give both encoders one architecture, or alpha=0."
+            )
+
+    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:  # noqa: ARG002
+        """Which rows of a table are a client's own, where others have more: padding has no distance."""
+        flags = {name: layout.held(name) for pair in self._pairs for name in pair}
+        return {n: _beside(held, len(layout.shapes[n])) for n, held in flags.items() if held is not None}
+
+    def objective(
+        self,
+        forward: Forward,
+        loss: Loss,
+        parameters: Values,
+        batch: Batch,
+        work: Work,
+        s: int,  # noqa: ARG002
+    ) -> Tensor:
+        """The loss, and how alike the two encoders and what they give are."""
+        output, (shared, private) = forward.seen(ENCODERS, parameters, batch.features)
+        total = mean_loss(loss, output, batch)
+        if self.alpha:
+            own = {n: parameters[n] * mine for n, mine in work.aside.items()}
+            pairs = [(own.get(w, parameters[w]), own.get(q, parameters[q])) for w, q in self._pairs]
+            total = total + self.alpha * self.likeness(pairs)
+        if self.beta:
+            if shared.shape != private.shape:
+                raise UserError(
+                    f"local=fdrl compares what 'shared' and 'private' give, and their outputs have shapes "
+                    f"{list(shared.shape[2:])} and {list(private.shape[2:])}; make them one shape, or give beta=0."
+                )
+            total = total + self.beta * (self.agreement(shared.flatten(2), private.flatten(2)) * batch.share).sum(1)
+        return total
+
+    def likeness(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """S_m of every client [clients], from the encoders' weights [clients, …]."""
+        flat = [(w.flatten(1), q.flatten(1)) for w, q in pairs]
+        if self.distance == "convex":
+            return torch.stack([(w + q).square().sum(1) for w, q in flat]).sum(0) / 2
+        apart = torch.stack([vector_norm(w - q, dim=1) for w, q in flat]).sum(0)
+        sizes = torch.stack([vector_norm(value, dim=1) for pair in flat for value in pair]).sum(0)
+        return torch.exp(-apart / sizes.clamp(min=torch.finfo(sizes.dtype).tiny))
+
+    def agreement(self, shared: Tensor, private: Tensor) -> Tensor:
+        """S_r of every sample [clients, batch], from the encoders' outputs [clients, batch, features]."""
+        if self.distance == "convex":
+            return (shared + private).square().sum(-1) / 2
+        return F.cosine_similarity(shared, private, dim=-1)
+
+
+def _pairs(task: Task) -> list[tuple[str, str]]:
+    """Names of a weight of the shared encoder and of the same weight of the private one."""
+    shared, private = (f"{name}." for name in ENCODERS)
+    names = [(name, private + name.removeprefix(shared)) for name in task.shapes if name.startswith(shared)]
+    return [(w, q) for w, q in names if len(task.shapes[w]) > 1 and task.shapes.get(q) == task.shapes[w]]
+
+
+def _beside(flags: Tensor, rank: int) -> Tensor:
+    """Flags over the first dimensions of clients' values, shaped to broadcast over all of a parameter's."""
+    return flags.view(*flags.shape, *[1] * (rank + 1 - flags.dim()))

@@ -1,0 +1,126 @@
+"""The path of the global model: how few directions hold it (S4, figures 2 and 5), and how far each round leaves them.
+
+Everything follows from GᵀG in float64, where G = [g_1, …, g_t] are the updates so far (S4, section 3.2), uncentred. A
+round adds one row and one column to it: as many products of updates as there were rounds, and one decomposition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, isnan, nan
+
+import torch
+from torch import Tensor
+
+from fedslice.codecs.subspace import flatten
+from fedslice.errors import UserError
+from fedslice.measure.base import Instrument, Moment
+from fedslice.panel import Cell, Panel
+from fedslice.parts import RoundEnd, World
+from fedslice.slice import Values
+
+COUNTS = (1, 2, 5, 10, 20, 50, 100)  # directions whose share of the energy is logged
+RANK = 50  # directions against which a new update is held, S4's R
+_MOST = 8 * 2**30  # bytes that the updates may take
+_TINY = 1e-14  # of the largest energy of a direction: less is rounding
+
+
+class Trajectory(Instrument):
+    """``trajectory_share_<k>`` of the energy of all updates lies in their first k singular directions.
+
+    ``trajectory_residual`` of the last update's energy lies outside of the first 50 directions of those before it.
+    All updates are kept, in float32 and on the CPU, and are saved with every checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._updates: list[Tensor] = []
+        self._gram = torch.zeros(0, 0, dtype=torch.float64)
+        self._residuals: list[float] = []
+
+    def setup(self, world: World) -> None:
+        """Refuse a run whose updates do not fit."""
+        self._shapes = world.task.shapes
+        size = sum(shape.numel() for shape in self._shapes.values())
+        if world.rounds is not None and (need := 4 * world.rounds * size) > _MOST:
+            raise UserError(
+                f"measure=trajectory: {world.rounds:,} updates of {size:,} parameters take {need / 2**30:,.1f} GiB "
+                f"where {_MOST / 2**30:g} are allowed; give fewer rounds, or leave it out."
+            )
+
+    def observe(self, end: RoundEnd) -> None:
+        """One more update: its products with all others, and how far it leaves their directions."""
+        self._updates.append(flatten(end.change, self._shapes).to("cpu", torch.float32))
+        wide = self._updates[-1].double()
+        row = torch.stack([update.double() @ wide for update in self._updates])
+        self._residuals.append(residual(self._gram, row[:-1], float(row[-1])))
+        self._gram = torch.nn.functional.pad(self._gram, (0, 1, 0, 1))
+        self._gram[-1], self._gram[:, -1] = row, row
+
+    def measure(self, now: Moment) -> dict[str, float]:  # noqa: ARG002
+        """NaN before the first round, and while the model stands still; of the residual also after the first."""
+        shares = _shares(energies(self._gram))
+        columns = {f"trajectory_share_{k}": shares[min(k, len(shares)) - 1] if shares else nan for k in COUNTS}
+        return columns | {"trajectory_residual": self._residuals[-1] if self._residuals else nan}
+
+    def panels(self) -> list[Panel]:
+        """Singular values, the share of energy in the first directions, and the residual of each round."""
+        energy = energies(self._gram)
+        shares = _shares(energy)
+        if not shares:
+            return []
+        of, some = f"of {len(shares):,} updates of the global model", min(RANK, len(shares))
+        held = f"Share of the energy {of} in their first directions: {shares[some - 1]:.1%} in {some}."
+        left = f"Share of an update's energy outside of the first {RANK} directions of those before it."
+        values = energy[energy > _TINY * energy[0]].sqrt().tolist()
+        return [
+            _line(
+                "Spectrum of the trajectory", f"Singular values {of}.", "direction", "singular value", values, log=True
+            ),
+            _line("Directions of the trajectory", held, "direction", "share of energy", shares),
+            _line("How far rounds leave the trajectory", left, "round", "share outside", self._residuals),
+        ]
+
+    def state_dict(self) -> Values:
+        """The updates one by one, for they may fill the memory, and what is known of them."""
+        state: Values = {f"update.{t}": update for t, update in enumerate(self._updates)}
+        return state | {"gram": self._gram, "residuals": torch.tensor(self._residuals, dtype=torch.float64)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue with the updates saved."""
+        self._gram = state["gram"]
+        self._updates = [state[f"update.{t}"] for t in range(len(self._gram))]
+        self._residuals = state["residuals"].tolist()
+
+
+def energies(gram: Tensor) -> Tensor:
+    """σ_1² ≥ σ_2² ≥ … of the updates with this Gram matrix; of a model that went to infinity there are none."""
+    if not bool(gram.isfinite().all()):
+        return gram.new_zeros(0)
+    squares: Tensor = torch.linalg.eigvalsh(gram)
+    return squares.clamp(min=0).flip(0)
+
+
+def residual(gram: Tensor, along: Tensor, energy: float) -> float:
+    """‖g − P·Pᵀg‖²/‖g‖² for an update g of this energy, and P the first directions of those with this Gram matrix G.
+
+    ``along`` is Gᵀg. With u_r = G·v_r/σ_r (S4, section 3.2) the coefficient u_rᵀg is v_rᵀ(Gᵀg)/σ_r.
+    """
+    if not len(gram) or not 0 < energy < inf or not bool(gram.isfinite().all()):
+        return nan
+    squares, right = torch.linalg.eigh(gram)
+    squares, right = squares[-RANK:], right[:, -RANK:]
+    real = squares > _TINY * squares[-1]
+    inside = ((right.T @ along)[real].square() / squares[real]).sum()
+    return min(1.0, max(0.0, 1 - float(inside) / energy))
+
+
+def _shares(energy: Tensor) -> list[float]:
+    """Of the first one, two, … directions; none if there is no energy to share."""
+    sums = energy.cumsum(0)
+    return (sums / sums[-1]).tolist() if bool(energy.any()) else []
+
+
+def _line(title: str, note: str, x: str, y: str, values: Sequence[float], log: bool = False) -> Panel:
+    """Values by their number."""
+    rows: list[dict[str, Cell]] = [{x: place, y: value} for place, value in enumerate(values, 1) if not isnan(value)]
+    return Panel(title=title, note=note, mark="line", x=x, y=y, log=["y"] if log else [], rows=rows)

@@ -1,0 +1,114 @@
+"""What methods send, at the size of the papers' networks (S4, tables 1, 4, 7 and 8), without their days of training.
+
+The words of a message do not depend on the data. So the real network takes a step on one picture per client; the codec
+then encodes the update, packs it, decodes it and follows it, for as many rounds as the paper has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedslice.config import resolve
+from fedslice.errors import UserError
+from fedslice.experiment import Experiment, Row
+from fedslice.messages import Message
+from fedslice.reproduce import verdicts
+from fedslice.reproduce.compression import words_since
+from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
+from fedslice.reproduce.jobs import Job, Order, job, sampled
+from fedslice.reproduce.measured import not_run
+from fedslice.reproduce.printed import printed
+from fedslice.slice import Slice
+from fedslice.work import Work
+
+Document = dict[str, Any]
+
+
+class Packed(Experiment):
+    """An experiment in which every message becomes bytes; ``packed`` counts them, and the ledger must agree."""
+
+    packed = 0
+
+    def _count(self, work: Work, up: Slice, message: Message) -> float:
+        for place, counted in enumerate(message.bytes.tolist()):
+            size = len(self.recipe.codec.pack(message, place)[1])
+            if size != counted:
+                raise RuntimeError(f"codec={self.recipe.codec.label} packs {size} bytes where it counts {counted}")
+            self.packed += size
+        return super()._count(work, up, message)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A run's metrics, with ``packed_bytes`` in each row, or why there are none."""
+
+    parameters: int | None = None
+    metrics: Sequence[Row] = ()
+    error: str | None = None
+
+
+def rows(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order) -> list[Document]:
+    """One row per line and reading; one run per cell, as seeds make no difference, and cells may share it."""
+    out, done = [], {}
+    for line in exhibit.row:
+        for setup in (setups[one] for one in line.setups):
+            asked = [job(setup, cell, 0, order) for cell in line.cells]
+            for one in asked:
+                if one.key not in done:
+                    order.console.print(f"{name}: {line.paper}, {setup.reading}: {one.cell}", soft_wrap=True)
+                    done[one.key] = _run(one)
+            after = 0 if line.whole else sampled(setup.trained, order.scale) or 0
+            cells = [_cell(*pair, done[pair[1].key], after, order) for pair in zip(line.cells, asked, strict=True)]
+            out.append(_row(line, setup, cells, after, asked[0].rounds))
+    return out
+
+
+def _run(asked: Job) -> Ledger:
+    try:
+        plan = resolve(asked.request)
+        experiment = Packed(plan.task, plan.recipe, rounds=plan.rounds, seed=plan.seed, eval_every=plan.eval_every)
+        metrics = [row | {"packed_bytes": experiment.packed} for row in experiment.stream()]
+    except UserError as problem:
+        return Ledger(error=str(problem))
+    return Ledger(sum(shape.numel() for shape in plan.task.shapes.values()), metrics)
+
+
+def _row(line: Line, setup: Setup, cells: list[Document], after: int, rounds: int) -> Document:
+    return {
+        "row": line.paper,
+        "reading": setup.reading,
+        "task": setup.task,
+        "source": None,
+        "standin": setup.standin,
+        "note": setup.trained.note,
+        "rounds": rounds,
+        "after": after,
+        "cells": cells,
+    }
+
+
+def _cell(cell: Cell, asked: Job, ledger: Ledger, after: int, order: Order) -> Document:
+    words = packed = verdict = None
+    if ledger.error is None:
+        cohort = int(asked.request.set["cohort"])
+        words = words_since(ledger.metrics, after, cohort)
+        wire = [{"round": row["round"], "up_bytes": row["packed_bytes"]} for row in ledger.metrics]
+        packed = words_since(wire, after, cohort)
+    if words is None or order.scale != 1:
+        verdict = not_run(ledger.error, f"scaled to {asked.rounds} rounds").document()
+    elif cell.words is not None:
+        verdict = verdicts.sent(printed(cell.words), words).document()
+    return {
+        "cell": cell.name,
+        "recipe": cell.recipe,
+        "settings": asked.request.set,
+        "command": asked.request.command(),
+        "paper": {"words": cell.words},
+        "parameters": ledger.parameters,
+        "words": words,
+        "packed": packed,
+        "error": ledger.error,
+        "verdict": verdict,
+    }

@@ -1,0 +1,355 @@
+"""Shared blocks: what travels, what never does (T61), and other slices inside of them."""
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedslice.combine import Coverage, HeatCorrected
+from fedslice.config import assignments
+from fedslice.errors import UserError
+from fedslice.experiment import Experiment
+from fedslice.messages import Message, Upload
+from fedslice.models.discriminative import Discriminative
+from fedslice.recipe import Recipe
+from fedslice.recipes import get
+from fedslice.runs import checkpoint
+from fedslice.select import Everyone, Uniform
+from fedslice.slice import Slice, Values
+from fedslice.slices import Shared
+from fedslice.task import Task
+from toys import (
+    SIZES,
+    assert_close,
+    assert_same,
+    classifier,
+    double,
+    mlp,
+    pair,
+    plain_training,
+    recommender,
+    run,
+    world,
+)
+
+CLIENTS = len(SIZES)
+ALL = torch.arange(CLIENTS)
+SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
+
+
+class Reader(nn.Module):
+    """An encoder with two tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(14, 3)
+        self.tag = nn.Embedding(6, 3)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, item: Tensor, tag: Tensor) -> Tensor:
+        return self.out(torch.cat([self.item(item).sum(-2), self.tag(tag)], -1)).tanh()
+
+
+def readers() -> Task:
+    """Tables in a shared and in a private encoder; clients hold other rows each."""
+    torch.manual_seed(0)
+    tables = {f"{who}.{what}.weight": what for who in ("shared", "private") for what in ("item", "tag")}
+    model = Discriminative(Reader(), Reader(), 1)
+    return Task(recommender(ragged=False).federation, model, lambda o, y: (o.squeeze(-1) - y) ** 2, tables=tables)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    with double():
+        yield
+
+
+def kept(experiment: Experiment, client: int) -> Values:
+    out = {}
+    for name in experiment.task.shapes:
+        memory = experiment.store.get(f"kept/{name}", torch.tensor([client]))
+        if memory is not None and bool(memory[1][0]):
+            out[name] = memory[0][0].clone()
+    return out
+
+
+# --- which parameters travel ----------------------------------------------------------------------------------------
+
+
+def shared_by(part: Shared, task: Task) -> set[str]:
+    part.setup(world(task))
+    return set(part.down(0, ALL, part.hold(0, ALL)).axes)
+
+
+def test_words_stand_for_patterns() -> None:
+    task, head = mlp(), {"second.weight", "second.bias"}
+    assert shared_by(Shared("head"), task) == head
+    assert shared_by(Shared("body"), task) == set(task.shapes) - head
+    assert shared_by(Shared("none"), task) == set()
+    assert shared_by(Shared("head, first.bias"), task) == head | {"first.bias"}
+    assert shared_by(Shared("body,head"), task) == set(task.shapes)
+    given = assignments(["patterns=none"])  # which is read as no value
+    assert get("fedper").with_options(given).slices == Shared("none") == Shared(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("word", ["body", "head"])
+def test_a_word_that_means_nothing_is_refused(word: str) -> None:
+    class Sheet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    with pytest.raises(UserError, match=f"patterns={word} needs a Linear layer .* Sheet has none; name parameters"):
+        shared_by(Shared(word), classifier(Sheet()))
+
+
+@pytest.mark.parametrize(
+    ("inner", "says"),
+    [
+        ("", "unknown part ''; choose one of: channel-dropout, feature-rows, whole, width"),
+        ("channel-dropot", "did you mean 'channel-dropout'"),
+        ("shared", "unknown part 'shared'"),
+        ("channel-dropout budget=2", "channel-dropout: budget='2': input should be less than or equal to 1"),
+        ("channel-dropout bugdet=0.5", "channel-dropout: bugdet='0.5': unexpected"),
+        ("width widths=0.5,x", "width: widths='0.5,x': 'x' is no width"),
+        ("feature-rows rate=1", "feature-rows: rate='1': unexpected"),
+    ],
+)
+def test_an_inner_part_that_cannot_be_is_refused(inner: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as refusal:
+        get("fdrl", inner=inner)
+    assert "\n" not in str(refusal.value)
+
+
+def test_refusals_of_the_inner_part_are_its_own() -> None:
+    with pytest.raises(UserError, match=r"uploads values of parts .* codec=subspace"):
+        get("fdrl", codec="subspace", **{"slices.inner": "channel-dropout"})
+    with pytest.raises(UserError, match="needs a task with tables"):
+        Experiment(pair(), get("fdrl", inner="feature-rows", cohort=2), rounds=1)
+    task = classifier(Discriminative(nn.Linear(4, 3), nn.Linear(4, 3), 3))
+    with pytest.raises(UserError, match="would cut anew in every round; leave drawn out"):
+        Recipe(slices=Shared("body", inner="width widths=1,0.5 drawn=true"))
+    with pytest.raises(UserError, match="Discriminative cannot be narrowed"):
+        Experiment(task, get("fdrl", inner="width widths=1,0.5", cohort=2), rounds=1)
+
+
+# --- T61: what is private never travels -----------------------------------------------------------------------------
+
+INNER: dict[str, tuple[Callable[[], Task], dict[str, Any]]] = {
+    "whole": (pair, {}),
+    "tables": (readers, {}),
+    "rows": (readers, {"inner": "feature-rows", "combine": "heat"}),
+    "channels": (pair, {"inner": "channel-dropout rate=0.5 full_every=3", "combine": "coverage"}),
+    "subspace": (pair, {"codec": "subspace", "rank": 2, "warmup": 1, "every": 2}),
+    "rows+subspace": (
+        readers,
+        {"slices.inner": "feature-rows", "combine": "heat", "codec": "subspace", "rank": 2, "warmup": 2, "every": 2},
+    ),
+    "sign": (pair, {"codec": "sign"}),
+    "topk": (readers, {"codec": "topk", "inner": "feature-rows"}),
+}
+every_inner = pytest.mark.parametrize("name", INNER)
+
+
+def prepared(name: str, rounds: int, **options: Any) -> Experiment:
+    task_of, own = INNER[name]
+    return Experiment(task_of(), get("fdrl", cohort=4, **SMALL | own | options), rounds=rounds, eval_every=1)
+
+
+def watched(experiment: Experiment) -> tuple[list[tuple[int, Message]], list[Slice]]:
+    """Every message, with its round, and what came down, from now on."""
+    messages: list[tuple[int, Message]] = []
+    downs: list[Slice] = []
+    encode, down = experiment.recipe.codec.encode, experiment.recipe.slices.down
+
+    def encoding(t: int, upload: Upload) -> Message:
+        messages.append((t, encode(t, upload)))
+        return messages[-1][1]
+
+    def downloading(*given: Any) -> Slice:
+        downs.append(down(*given))
+        return downs[-1]
+
+    experiment.recipe.codec.encode = encoding  # type: ignore[method-assign]
+    experiment.recipe.slices.down = downloading  # type: ignore[method-assign]
+    return messages, downs
+
+
+@pytest.mark.usefixtures("float64")
+@every_inner
+def test_what_is_private_is_in_no_message(name: str) -> None:
+    """T61, on uploads, on the bytes that are sent, and on what comes down.
+
+    No value of a client's private block, start, end or difference, has its eight bytes in a message.
+    """
+    experiment = prepared(name, rounds=4)
+    messages, downs = watched(experiment)
+    shared = {n for n in experiment.task.shapes if n.startswith("shared.")}
+    start = experiment.task.initial(0)
+    secret: dict[int, Values] = {c: {n: v for n, v in start.items() if n not in shared} for c in range(CLIENTS)}
+    for row in experiment.stream():
+        said, t = [m for m in messages if m[0] == row["round"] - 1], row["round"] - 1
+        assert bool(said) == (row["round"] > 0)
+        for _, message in said:
+            codes = message.upload.values.keys() == {"code"}
+            assert codes or message.upload.slice.axes.keys() == message.upload.values.keys() == shared
+            for place, client in enumerate(message.upload.clients.tolist()):
+                header, payload = experiment.recipe.codec.pack(message, place)
+                assert len(payload) == int(message.bytes[place])
+                now = {n: v for n, v in kept(experiment, client).items() if n not in shared}
+                assert now.keys() == secret[client].keys()
+                moved = {n: now[n] - secret[client][n] for n in now}
+                assert any(bool(v.any()) for v in moved.values())
+                for block in (secret[client], now, moved):
+                    for value in torch.cat([v.flatten() for v in block.values()]).tolist():
+                        assert value == 0 or struct.pack("<d", value) not in payload
+                secret[client] = now
+                if not codes:
+                    part, _ = experiment.recipe.codec.unpack(t, client, header, payload)
+                    assert part.axes.keys() == shared
+    assert downs
+    assert all(down.axes.keys() == shared for down in downs)
+    assert all(torch.equal(experiment.model[n], start[n]) for n in start if n not in shared), "nothing to learn from"
+
+
+@every_inner
+def test_private_values_survive_absence_and_a_restart(name: str, tmp_path: Path) -> None:
+    experiment = prepared(name, rounds=5)
+    before: dict[int, Values] = {}
+    away = 0
+    for row in experiment.stream():
+        here = experiment.recipe.select.choose(row["round"] - 1, CLIENTS, 0).clients.tolist() if row["round"] else []
+        for client in range(CLIENTS):
+            if client not in here and client in before:
+                assert_same(kept(experiment, client), before[client])
+                away += bool(before[client])
+            before[client] = kept(experiment, client)
+    assert away, "somebody with a memory must have been away"
+    first = prepared(name, rounds=2)
+    first.run()
+    checkpoint.save(tmp_path / "state", *first.state_dict())
+    second = prepared(name, rounds=5)
+    second.load_state_dict(*checkpoint.load(tmp_path / "state"))
+    second.run()
+    assert_same(second.model, experiment.model)
+    assert_same(second.store.state_dict(), experiment.store.state_dict())
+    assert_same(second.recipe.state_dict(), experiment.recipe.state_dict())
+
+
+@pytest.mark.usefixtures("float64")
+@every_inner
+def test_engines_and_chunks_agree(name: str) -> None:
+    task_of, own = INNER[name]
+    task, method = task_of(), get("fdrl", cohort=4, **SMALL | own)
+    one = run(task, method, rounds=4, engine="vectorized", chunk=4)
+    other = run(task, method, rounds=4, engine="sequential", chunk=3)
+    assert_close(other.model, one.model, rtol=1e-8, atol=1e-11)
+    for client in range(CLIENTS):
+        assert_close(kept(other, client), kept(one, client), rtol=1e-8, atol=1e-11)
+    assert (other.up_bytes, other.down_bytes) == (one.up_bytes, one.down_bytes)
+
+
+# --- other slices inside --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "task_of"),
+    [
+        ("whole", {}, pair),
+        ("feature-rows", {"combine": HeatCorrected()}, recommender),
+        ("channel-dropout rate=0.5 by=delta full_every=2", {"combine": Coverage()}, mlp),
+        ("width widths=1,0.5", {"combine": Coverage()}, mlp),
+    ],
+)
+@pytest.mark.usefixtures("float64")
+def test_a_part_inside_of_which_all_is_shared_is_itself(
+    inner: str, options: dict[str, Any], task_of: Callable[[], Task]
+) -> None:
+    task, (name, *words) = task_of(), inner.split()
+    alone = Recipe(select=Uniform(cohort=4), **options).with_options({"slices": name, **assignments(words)} | SMALL)
+    inside = Recipe(select=Uniform(cohort=4), slices=Shared("*", inner), **options).with_options(SMALL)
+    one, other = (run(task, method, rounds=4, engine="vectorized") for method in (inside, alone))
+    assert_close(one.model, other.model, rtol=1e-12, atol=1e-14)
+    assert (one.up_bytes, one.down_bytes) == (other.up_bytes, other.down_bytes)
+    for client in range(CLIENTS):
+        assert_close(kept(one, client), kept(other, client), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.usefixtures("float64")
+def test_rows_of_both_encoders_are_the_whole_tables() -> None:
+    """T09: a row without a gradient rests, so that own rows train as whole tables do, and cost less."""
+    task = readers()
+    options: dict[str, Any] = {"cohort": 4, "local": "sgd", "combine": "heat", **SMALL}
+    whole, rows = (run(task, get("fdrl", inner=inner, **options), rounds=4) for inner in ("whole", "feature-rows"))
+    assert_close(rows.model, whole.model, rtol=1e-10, atol=1e-13)
+    assert rows.up_bytes < whole.up_bytes
+    assert rows.down_bytes < whole.down_bytes
+    for client in range(CLIENTS):
+        hold = rows.recipe.slices.hold(0, torch.tensor([client]))
+        mine, everything = kept(rows, client), kept(whole, client)
+        assert mine.keys() == everything.keys()
+        for name, value in everything.items():
+            own = hold.inside(Slice.whole(1, task.shapes), name)[0].expand_as(value)
+            torch.testing.assert_close(mine[name], torch.where(own, value, 0), rtol=1e-10, atol=1e-13)
+            assert bool(own.all()) == (name not in task.tables)
+
+
+@pytest.mark.usefixtures("float64")
+def test_channels_of_the_shared_encoder_follow_feddd() -> None:
+    """S3, equations 4 to 6, for W alone; Q and H are each client's own throughout."""
+    task, every = pair(), 3
+    inner = f"channel-dropout rate=0.5 full_every={every}"
+    method = Recipe(Everyone(), Shared("shared.*", inner), combine=Coverage()).with_options(SMALL)
+    experiment = Experiment(task, method, rounds=5, eval_every=1)
+    names, sizes = ("shared.weight", "shared.bias"), torch.tensor(SIZES)
+    model, local = task.initial(0), [task.initial(0) for _ in SIZES]
+    mask = torch.ones(CLIENTS, 3, dtype=torch.bool)
+    for row in experiment.stream():
+        t = row["round"] - 1
+        if t < 0:
+            continue
+        for c in range(CLIENTS):
+            sent = mask[c] if t % every else torch.ones(3, dtype=torch.bool)
+            fresh = {n: torch.where(_column(sent, model[n]), model[n], local[c][n]) for n in names}
+            local[c] = plain_training(task, method, local[c] | fresh, t, c)
+        memory = experiment.store.get("mask/shared", ALL)
+        assert memory is not None
+        mask = memory[0]
+        assert mask.sum(1).tolist() == [2] * CLIENTS
+        for n in names:
+            weight = sizes.view(-1, *[1] * model[n].dim()) * torch.stack([_column(m, model[n]) for m in mask])
+            merged = (weight * torch.stack([each[n] for each in local])).sum(0) / weight.sum(0)
+            model[n] = torch.where(weight.sum(0) > 0, merged, model[n])
+        assert_close(experiment.model, model, rtol=1e-9, atol=1e-12)
+        for c in range(CLIENTS):
+            assert_close(kept(experiment, c), local[c], rtol=1e-9, atol=1e-12)
+
+
+def _column(flags: Tensor, like: Tensor) -> Tensor:
+    return flags.view(-1, *[1] * (like.dim() - 1)).expand_as(like)
+
+
+@pytest.mark.usefixtures("float64")
+def test_narrow_bodies_with_heads_of_their_own() -> None:
+    """FedPer on networks of two widths: a client's head has as many inputs as its body has outputs."""
+    task = mlp()
+    method = Recipe(Uniform(cohort=5), Shared("body", "width widths=1,0.5"), combine=Coverage()).with_options(SMALL)
+    one, other = (run(task, method, rounds=3, engine=engine) for engine in ("vectorized", "sequential"))
+    assert_close(one.model, other.model, rtol=1e-9, atol=1e-12)
+    narrow = next(kept(one, c)["second.weight"] for c in range(1, CLIENTS, 2) if kept(one, c))
+    assert bool(narrow[:, :3].all())
+    assert not bool(narrow[:, 3:].any())
+
+
+def test_nothing_is_no_message() -> None:
+    done = run(pair(), Recipe(Uniform(cohort=4), Shared("none")).with_options(SMALL), 2)
+    assert (done.up_bytes, done.down_bytes, done.rejected) == (0, 0, 0)
+    with pytest.raises(UserError, match="patterns=none sends nothing, and codec=sign has nothing to compress"):
+        get("local", codec="sign")

@@ -54,7 +54,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     [
         ((*RUN, "--recipe", "fedsubavgg"), "unknown recipe 'fedsubavgg'; did you mean 'fedsubavg'?"),
         ((*COMPARE, "--recipes", "fedavg,fedporx"), "unknown recipe 'fedporx'; did you mean 'fedprox'?"),
-        ((*RUN, "--recipe", "xyz"), "choose one of: centralsgd, fdrl, fedadagrad, "),
+        ((*RUN, "--recipe", "xyz"), "choose one of: apfl, centralsgd, ditto, fdrl, "),
         (("run", "hotcol"), "unknown task 'hotcol'; did you mean 'hotcold'?"),
         (("inspect", "movielense"), "unknown task 'movielense'; did you mean 'movielens'?"),
         (("compare", "amzon"), "unknown task 'amzon'; did you mean 'amazon'?"),

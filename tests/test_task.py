@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedslice.config import Request, build_task
 from fedslice.errors import UserError
 from fedslice.federation import Federation, Ragged
 from fedslice.task import Task
-from toys import MLP, Plain, assert_same, mlp, squared
+from toys import MLP, Plain, assert_same, double, mlp, squared
 
 
 def federation(**features: Any) -> Federation:
@@ -337,3 +338,13 @@ def test_pooled_keeps_everything_but_the_clients() -> None:
     assert len(pooled.federation) == 1
     assert pooled.shapes == task.shapes
     assert_same(pooled.initial(0), task.initial(0))
+
+
+def test_a_task_by_name_has_the_precision_that_is_usual_when_it_is_asked_for() -> None:
+    asked = Request(task="hotcold", set={"clients": 5, "items": 9, "samples": 4, "factors": 2})
+    single = build_task(asked)
+    with double():
+        twice = build_task(asked)
+    assert build_task(asked) is single
+    assert single.federation.train.label.dtype == torch.float32
+    assert twice.federation.train.label.dtype == torch.float64

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice import recipes, tasks
@@ -174,7 +175,7 @@ def resolve(asked: Request) -> Plan:
 def build_task(asked: Request) -> Task:
     """The task with its options; the runs of a comparison share it."""
     task_options, _ = split_options(asked)
-    return _build(asked.task, tasks.get(asked.task).check(task_options), asked.data)
+    return _build(asked.task, tasks.get(asked.task).check(task_options), asked.data, torch.get_default_dtype())
 
 
 def setting_names(asked: Request) -> list[str]:
@@ -208,7 +209,8 @@ def split_options(asked: Request) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @lru_cache(maxsize=4)
-def _build(name: str, options: Options, data: str | None) -> Task:
+def _build(name: str, options: Options, data: str | None, precision: torch.dtype) -> Task:  # noqa: ARG001
+    """A task has the precision that was usual when it was made, so a task kept for another precision is another one."""
     return tasks.get(name).make(options, Path(data) if data is not None else None)
 
 

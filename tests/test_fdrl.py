@@ -205,6 +205,14 @@ def test_equal_encoders_have_a_finite_gradient(value: float) -> None:
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(found.sum(), (w, q)))
 
 
+@given(st.integers(0, 2**31), st.integers(1, 3), st.integers(1, 3))
+@settings(deadline=None, max_examples=20)
+def test_the_gradient_of_likeness_is_its_slope(seed: int, clients: int, layers: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    values = [torch.randn(clients, 2, n + 2, generator=chance, requires_grad=True) for n in range(layers) for _ in "WQ"]
+    assert torch.autograd.gradcheck(lambda *w: FDRL().likeness(list(zip(w[::2], w[1::2], strict=True))), values)
+
+
 @given(st.integers(0, 2**31), st.floats(0, 1))
 @settings(deadline=None, max_examples=30)
 def test_the_convex_distances_are_convex(seed: int, share: float) -> None:

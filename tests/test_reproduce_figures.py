@@ -135,7 +135,7 @@ def test_the_settings_are_the_papers(name: str, tmp_path: Path) -> None:
             for cell in line.cells:
                 asked = job(setup, cell, 0, order(tmp_path)).request
                 own = asked.set
-                usual = (20, 1, 32) if "small" in one else (100, EPOCHS[setup.task], 32)
+                usual = (20, 1, 10) if "small" in one else (100, EPOCHS[setup.task], 32)
                 assert (own["clients"], own["epochs"], own["batch_size"]) == usual
                 assert asked.devices == "feddd"
                 assert (asked.measure == ["class-accuracy"]) == (name == "S3/fig21")

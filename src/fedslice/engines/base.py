@@ -94,7 +94,7 @@ def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) ->
     velocity: Values = {}
     history: list[Tensor] = []
     for s, batch in enumerate(work.steps()):
-        still = local.still(work, s)
+        still = {name: flags for name, flags in local.still(work, s).items() if bool(flags.any())}
         fixed = {name for name, flags in still.items() if bool(flags.all())}
         now = {name: value.detach().requires_grad_(name not in fixed) for name, value in now.items()}
         names = [name for name in now if name not in fixed]

@@ -184,11 +184,12 @@ def test_a_command_can_be_typed_in(tmp_path: Path) -> None:
         ({"scale": 0.0}, "scale=0; give a number above 0"),
         ({"scale": float("nan")}, "scale=nan"),
         ({"scale": 2.0}, "scale=2"),
-        ({"only": "movielenz"}, "unknown task or setup of this exhibit 'movielenz'; did you mean 'movielens'?"),
+        ({"recipes": ["fedsubavgg"]}, "unknown recipe of this exhibit 'fedsubavgg'; did you mean 'fedsubavg'?"),
+        ({"only": ["movielenz"]}, "unknown task or setup of this exhibit 'movielenz'; did you mean 'movielens'?"),
     ],
 )
 def test_bad_requests(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    asked = {"exhibit": "S0/table2", "data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1, "only": None}
+    asked = {"exhibit": "S0/table2", "data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1}
     with pytest.raises(UserError) as caught:
         reproduce(**asked | changes, console=QUIET)
     assert words in str(caught.value)
@@ -251,7 +252,9 @@ def test_histograms(tmp_path: Path) -> None:
 
 def test_example_1_follows_its_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks.TASKS, "example1", example1.ENTRY)
-    document = reproduce("S0/fig2", data=None, out=tmp_path, seeds=1, scale=1.0, jobs=1, only="example1", console=QUIET)
+    document = reproduce(
+        "S0/fig2", data=None, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=["example1"], console=QUIET
+    )
     cells = document["rows"][0]["cells"]
     assert [cell["verdict"] for cell in cells] == ["holds"] * 4
     slow, fast = (cells[place]["trajectory"] for place in (0, 1))
@@ -275,7 +278,7 @@ def test_a_trajectory_that_leaves_its_closed_form_does_not_hold(
 def test_the_heat_of_the_real_data_is_the_papers(tmp_path: Path) -> None:
     for task, expected in (("movielens", 4331), ("amazon", 232)):
         document = reproduce(
-            "S0/table1", data=REAL_DATA, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=task, console=QUIET
+            "S0/table1", data=REAL_DATA, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=[task], console=QUIET
         )
         values = {one["value"]: one for one in document["rows"][0]["values"]}
         assert (values["dispersion"]["measured"], values["dispersion"]["verdict"]) == (expected, "holds")

@@ -305,6 +305,9 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert flss["runs"][0]["directory"] != projected["runs"][0]["directory"]
     assert 0 < flss["best"]["mean"] <= 1
     assert flss["verdicts"]["best"]["why"].startswith("scaled to 12 of 24 rounds")
+    (few,) = fedslice(*asked, "--recipes", "fedavg, sign+flss", "--json").document["rows"]
+    assert [cell["cell"] for cell in few["cells"]] == [fedavg["cell"], sign["cell"]]
+    assert [claim["claim"] for claim in few["claims"]] == []
     page = fedslice(*asked, "--markdown").out
     assert "| flss local=projected |" in page
     assert "| flss scores higher than fedavg | 0.1000 |" in page

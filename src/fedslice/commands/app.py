@@ -51,6 +51,14 @@ def said(task: str, settings: list[str] | None, **options: Any) -> dict[str, Any
     return base | given(**options) | {"set": base.get("set", {}) | own}
 
 
+def recipes_in(text: str) -> list[str]:
+    """The methods that --recipes names."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError("--recipes names no recipe; give for example fedavg,fedsubavg.")
+    return names
+
+
 def show(document: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]], console.Shown]) -> None:
     """The answer: for a program, or for a person."""
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedslice import reproduce as exhibits
-from fedslice.commands.app import Json, Report, app, errors, say, show
+from fedslice.commands.app import Json, Report, app, errors, recipes_in, say, show
 from fedslice.commands.look import write_report
 
 
@@ -21,7 +21,10 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, …")] = 3,
     scale: Annotated[float, typer.Option(help="Share of the rounds to run, for a quick look.")] = 1.0,
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default one per core.")] = None,
-    only: Annotated[str | None, typer.Option(help="A task, or one setup of it by name.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A task, or one setup of it by name; may be repeated.")] = None,
+    recipe_names: Annotated[
+        str | None, typer.Option("--recipes", help="Methods, separated by commas; all others are left out.")
+    ] = None,
     as_json: Json = False,
     report: Report = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The tables as Markdown.")] = False,
@@ -29,7 +32,15 @@ def reproduce(
     """Make a table or figure of a paper anew, and show its numbers beside those measured."""
     place = Path(data) if data is not None else None
     document = exhibits.reproduce(
-        exhibit, data=place, out=Path(out), seeds=seeds, scale=scale, jobs=jobs, only=only, console=errors
+        exhibit,
+        data=place,
+        out=Path(out),
+        seeds=seeds,
+        scale=scale,
+        jobs=jobs,
+        console=errors,
+        only=only or (),
+        recipes=() if recipe_names is None else recipes_in(recipe_names),
     )
     if as_markdown and not as_json:
         sys.stdout.write(exhibits.markdown(document))

@@ -19,6 +19,7 @@ from fedslice.commands.app import (
     app,
     errors,
     given,
+    recipes_in,
     said,
     say,
     show,
@@ -112,9 +113,7 @@ def compare(
     """Train one task with several recipes and seeds, and show when each reaches a target."""
     fields = said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
     fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
-    names = [name.strip() for name in recipe_names.split(",") if name.strip()]
-    if not names:
-        raise UserError("--recipes names no recipe; give for example fedavg,fedsubavg.")
+    names = recipes_in(recipe_names)
     asked = requests(fields, names, seeds)
     if baseline is not None and (baseline not in names or asked[0].devices is None or target is None):
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")

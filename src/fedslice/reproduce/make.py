@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,14 @@ def reproduce(
     seeds: int,
     scale: float,
     jobs: int | None,
-    only: str | None,
     console: Console,
+    only: Sequence[str] = (),
+    recipes: Sequence[str] = (),
 ) -> Document:
     """The exhibit's document: settings, commands, run directories, values and verdicts.
 
-    ``jobs`` runs go on at once, by default one per core; ``scale`` shortens them; ``only`` names a task, or one setup.
+    ``jobs`` runs go on at once, by default one per core; ``scale`` shortens them. ``only`` names tasks, or setups of
+    them, and ``recipes`` methods: the rest of the exhibit is left out, if any are named.
     """
     found, setups = load(exhibit)
     if seeds < 1:
@@ -56,7 +58,7 @@ def reproduce(
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs={jobs}; give 1 or more.")
     order = Order(data, out, seeds, scale, jobs or os.cpu_count() or 1, console)
-    return make(exhibit, found if only is None else _only(found, setups, only), setups, order)
+    return make(exhibit, _with_recipes(_with_setups(found, setups, only), recipes), setups, order)
 
 
 def make(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order) -> Document:
@@ -72,14 +74,34 @@ def make(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order)
     }
 
 
-def _only(exhibit: Exhibit, setups: Mapping[str, Setup], task: str) -> Exhibit:
-    """The rows of one task, or one setup."""
+def _with_setups(exhibit: Exhibit, setups: Mapping[str, Setup], wanted: Sequence[str]) -> Exhibit:
+    """The rows of some tasks, or some setups."""
     used = [name for line in exhibit.row for name in line.setups]
-    if task not in (known := {*used, *(setups[name].task for name in used)}):
-        raise unknown("task or setup of this exhibit", task, known)
+    _check("task or setup of this exhibit", wanted, {*used, *(setups[name].task for name in used)})
     kept = [
         line.model_copy(update={"setups": own})
         for line in exhibit.row
-        if (own := tuple(name for name in line.setups if task in (name, setups[name].task)))
+        if (own := tuple(name for name in line.setups if not wanted or {name, setups[name].task} & set(wanted)))
     ]
     return exhibit.model_copy(update={"row": tuple(kept)})
+
+
+def _with_recipes(exhibit: Exhibit, wanted: Sequence[str]) -> Exhibit:
+    """The cells of some recipes, and what is said of these alone."""
+    _check("recipe of this exhibit", wanted, {cell.recipe for line in exhibit.row for cell in line.cells})
+    if not wanted:
+        return exhibit
+    kept = []
+    for line in exhibit.row:
+        cells = tuple(cell for cell in line.cells if cell.recipe in wanted)
+        named = {cell.name for cell in cells}
+        claims = tuple(claim for claim in line.claims if {claim.first, claim.second} <= named)
+        if cells:
+            kept.append(line.model_copy(update={"cells": cells, "claims": claims}))
+    return exhibit.model_copy(update={"row": tuple(kept)})
+
+
+def _check(what: str, wanted: Sequence[str], known: set[str]) -> None:
+    for name in wanted:
+        if name not in known:
+            raise unknown(what, name, known)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import weights
 from benchmarks.peers import environments
 from benchmarks.subspace import EVERY
 from fedslice import tasks
@@ -212,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", "language", "images", "subspace", "scaling"])
+    parser.add_argument("--only", choices=["speed", "language", "images", "subspace", "weights", "scaling"])
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     found: dict[str, Any] = {"repeats": given.repeats}
@@ -231,6 +232,14 @@ def main() -> None:
             f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
             f"  {row['times_fedslice']:>7.2f} x  (from {row['times_min']:.2f} to {row['times_max']:.2f})"
         )
+    if given.only in (None, "weights"):
+        found["weights"] = weights.rows(given.repeats)
+        for row in found["weights"]:
+            together, alone = (1000 * row["seconds"][engine] for engine in weights.ENGINES)
+            print(
+                f"perceptron {row['weights']:>9,} weights, batch {row['batch']:>3}: {together:>6.2f} ms together"
+                f" {alone:>6.2f} ms one by one, chosen {row['chosen']}"
+            )
     if given.only in (None, "scaling"):
         found["scaling"] = scaling(given.repeats)
         for row in found["scaling"]:

@@ -108,11 +108,11 @@ def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) ->
             direction = local.direction(moved, now, work.start, work.aside)
             for name in names:
                 step = direction[name]
-                if name in velocity:
-                    step = step.add(velocity[name], alpha=local.momentum)
+                if name in velocity:  # which is its own, and may be changed in place; a gradient may be another's too
+                    step = torch.add(step, velocity[name], alpha=local.momentum, out=velocity[name])
                 step = _held(_held(step, still.get(name)), idle)
                 if local.momentum:
-                    velocity[name] = step
+                    velocity[name] = step if name in velocity else step.clone()
                 if name in own:
                     now[name].add_(step, alpha=-rate)
                 else:

@@ -31,7 +31,7 @@ from fedslice.slice import Values
 from fedslice.slices import Shared
 from fedslice.task import Loss, Task
 from fedslice.work import Batch, Work
-from toys import SIZES, Pair, assert_close, assert_same, classifier, double, mlp, pair, recommender, run
+from toys import SIZES, Pair, assert_close, assert_same, classifier, double, mlp, pair, readers, run
 
 CLIENTS = len(SIZES)
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
@@ -282,27 +282,6 @@ def test_how_representations_are_integrated() -> None:
 
 
 # --- tables in both encoders ----------------------------------------------------------------------------------------
-
-
-class Reader(nn.Module):
-    """An encoder with two tables."""
-
-    def __init__(self, items: int = 14, tags: int = 6) -> None:
-        super().__init__()
-        self.item = nn.Embedding(items, 3)
-        self.tag = nn.Embedding(tags, 3)
-        self.out = nn.Linear(6, 4)
-
-    def forward(self, item: Tensor, tag: Tensor) -> Tensor:
-        return self.out(torch.cat([self.item(item).sum(-2), self.tag(tag)], -1)).tanh()
-
-
-def readers() -> Task:
-    """A pair of them; the clients hold other rows each, and not the same number."""
-    torch.manual_seed(0)
-    tables = {f"{who}.{what}.weight": what for who in ("shared", "private") for what in ("item", "tag")}
-    model = Discriminative(Reader(), Reader(), 1)
-    return Task(recommender(ragged=False).federation, model, lambda o, y: (o.squeeze(-1) - y) ** 2, tables=tables)
 
 
 def test_padding_has_no_distance() -> None:

@@ -28,9 +28,11 @@ from toys import (
     assert_same,
     classifier,
     double,
+    kept,
     mlp,
     pair,
     plain_training,
+    readers,
     recommender,
     run,
     world,
@@ -41,40 +43,10 @@ ALL = torch.arange(CLIENTS)
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 
 
-class Reader(nn.Module):
-    """An encoder with two tables."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.item = nn.Embedding(14, 3)
-        self.tag = nn.Embedding(6, 3)
-        self.out = nn.Linear(6, 4)
-
-    def forward(self, item: Tensor, tag: Tensor) -> Tensor:
-        return self.out(torch.cat([self.item(item).sum(-2), self.tag(tag)], -1)).tanh()
-
-
-def readers() -> Task:
-    """Tables in a shared and in a private encoder; clients hold other rows each."""
-    torch.manual_seed(0)
-    tables = {f"{who}.{what}.weight": what for who in ("shared", "private") for what in ("item", "tag")}
-    model = Discriminative(Reader(), Reader(), 1)
-    return Task(recommender(ragged=False).federation, model, lambda o, y: (o.squeeze(-1) - y) ** 2, tables=tables)
-
-
 @pytest.fixture
 def float64() -> Iterator[None]:
     with double():
         yield
-
-
-def kept(experiment: Experiment, client: int) -> Values:
-    out = {}
-    for name in experiment.task.shapes:
-        memory = experiment.store.get(f"kept/{name}", torch.tensor([client]))
-        if memory is not None and bool(memory[1][0]):
-            out[name] = memory[0][0].clone()
-    return out
 
 
 # --- which parameters travel ----------------------------------------------------------------------------------------

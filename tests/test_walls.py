@@ -26,6 +26,7 @@ from toys import (
     assert_same,
     double,
     fitting,
+    kept,
     mlp,
     pair,
     plain_training,
@@ -48,16 +49,6 @@ def each_round(experiment: Experiment) -> Iterator[int]:
     for row in experiment.stream():
         if row["round"]:
             yield row["round"] - 1
-
-
-def kept(experiment: Experiment, client: int) -> dict[str, Tensor]:
-    """What a client remembers."""
-    out = {}
-    for name in experiment.task.shapes:
-        memory = experiment.store.get(f"kept/{name}", torch.tensor([client]))
-        if memory is not None and bool(memory[1][0]):
-            out[name] = memory[0][0].clone()
-    return out
 
 
 # --- FedDD --------------------------------------------------------------------------------------------------------

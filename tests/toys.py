@@ -16,6 +16,7 @@ from fedslice.devices import Devices
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation, Ragged, Samples
 from fedslice.messages import Message, Upload
+from fedslice.models.discriminative import Discriminative
 from fedslice.parts import World
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
@@ -101,6 +102,19 @@ class Pair(nn.Module):
         return self.head(torch.cat([self.shared(x).tanh(), self.private(x).tanh()], -1))
 
 
+class Reader(nn.Module):
+    """An encoder with two tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(ITEMS, 3)
+        self.tag = nn.Embedding(TAGS, 3)
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, item: Tensor, tag: Tensor) -> Tensor:
+        return self.out(torch.cat([self.item(item).sum(-2), self.tag(tag)], -1)).tanh()
+
+
 def recommender(
     sizes: Sequence[int] = SIZES, seed: int = 0, ragged: bool = True, items: int = ITEMS, everything: bool = False
 ) -> Task:
@@ -150,6 +164,14 @@ def pair(sizes: Sequence[int] = SIZES, seed: int = 0) -> Task:
     return classifier(Pair(), sizes, seed)
 
 
+def readers() -> Task:
+    """A pair of them; the clients hold other rows each, and not the same number."""
+    torch.manual_seed(0)
+    tables = {f"{who}.{what}.weight": what for who in ("shared", "private") for what in ("item", "tag")}
+    model = Discriminative(Reader(), Reader(), 1)
+    return Task(recommender(ragged=False).federation, model, lambda o, y: (o.squeeze(-1) - y) ** 2, tables=tables)
+
+
 def fitting(name: str, **options: Any) -> tuple[Task, Recipe]:
     """A named recipe at toy size and a toy task that it can train."""
     small: dict[str, dict[str, Any]] = {
@@ -196,6 +218,16 @@ def watched(experiment: Experiment) -> list[Upload]:
 
     experiment.recipe.codec.encode = encode  # type: ignore[method-assign]
     return seen
+
+
+def kept(experiment: Experiment, client: int) -> dict[str, Tensor]:
+    """What a client remembers."""
+    out = {}
+    for name in experiment.task.shapes:
+        memory = experiment.store.get(f"kept/{name}", torch.tensor([client]))
+        if memory is not None and bool(memory[1][0]):
+            out[name] = memory[0][0].clone()
+    return out
 
 
 def world(task: Task, seed: int = 0) -> World:

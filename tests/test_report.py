@@ -209,6 +209,17 @@ class TestTables:
         assert [row[at].best for row in sheet.rows] == [False, False, True]
         assert sheet.rows[2][at].detail == ""
 
+    def test_scores_of_clients_have_a_best_and_what_describes_a_run_has_none(self) -> None:
+        one, other = (
+            run(name, rows=log(0.5, personal_accuracy=[a], stale_loss=[1 - a], trajectory_share_1=[a]))
+            for name, a in (("fedavg", 0.3), ("fedper", 0.7))
+        )
+        (group,) = gather([one, other])
+        sheet = end_sheet(group, summary(group, None))
+        best = {name: [row[at].best for row in sheet.rows] for at, name in enumerate(sheet.columns)}
+        assert best["personal accuracy"] == best["stale loss"] == [False, True]
+        assert not any(best["trajectory share 1"])
+
     def test_nothing_is_best_among_methods_that_have_not_come_equally_far(self) -> None:
         (group,) = gather([run(), run("fedprox", rows=log(0.1, 0.2), finished=False)])
         sheet = end_sheet(group, summary(group, None))

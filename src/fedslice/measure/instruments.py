@@ -27,12 +27,18 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
 }
 
 OF_CLIENTS = tuple(kind.label for kind in (Personal, Stale, Tuned))  # those that test clients one by one
-_MEASURED = ("train_", "test_", "gradient_", "elementwise_", "trajectory_", "personal_", "stale_", "tuned_")
+_SCORES = ("train_", "test_", *(f"{name}_" for name in OF_CLIENTS))
+_MEASURED = (*_SCORES, "gradient_", "elementwise_", "trajectory_")
 
 
 def is_measured(column: str) -> bool:
     """Does this column of a log tell something about the model, and not about the run?"""
     return column.startswith(_MEASURED)
+
+
+def is_score(column: str) -> bool:
+    """Does it tell how good the model is, so that one method can be better by it than another?"""
+    return column.startswith(_SCORES)
 
 
 class Instruments(Instrument):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedslice.compare import Target, lower_is_better, table
 from fedslice.console import value
+from fedslice.measure.instruments import is_score
 from fedslice.report.gather import Group, Method, number
 from fedslice.report.naming import differing, flatten, short_keys
 from fedslice.runs.reading import Run
@@ -68,7 +69,7 @@ def end_sheet(group: Group, rows: Sequence[Document]) -> Sheet:
     columns: dict[str, list[Cell]] = {"rounds": [Cell(value("round", row["round"])) for row in rows]}
     for name in group.metrics:
         cells = [(row.get(name), name) for row in rows]
-        score = together and name.startswith(("train_", "test_"))
+        score = together and is_score(name)
         marked = _marked(cells, lower=lower_is_better(name)) if score else [Cell(value(n, v)) for v, n in cells]
         spreads = [_deviation(row.get(f"{name}_std")) for row in rows]
         columns[heading(name)] = [Cell(c.text, s, c.best) for c, s in zip(marked, spreads, strict=True)]

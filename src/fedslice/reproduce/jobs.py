@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedslice import tasks
+from fedslice import recipes, tasks
 from fedslice.config import Request, request
 from fedslice.reproduce.exhibits import Cell, Setup, Training
 
@@ -74,10 +74,12 @@ class Job:
         return self.request.rounds or 0
 
     @property
-    def work(self) -> int:
-        """How much it trains: samples of a client's step, summed over the run."""
-        settings = self.request.set
-        return self.rounds * int(settings.get("cohort") or 1) * int(settings.get("batch_size") or 1)
+    def work(self) -> float:
+        """How much it trains: samples of a client's step, summed over the run; a selection may have a budget."""
+        settings, recipe = self.request.set, recipes.RECIPES.get(self.request.recipe)
+        share = settings.get("budget", 1) if recipe and "budget" in recipe.select.setting_names() else 1
+        clients = settings.get("cohort") or settings.get("clients") or 1
+        return self.rounds * clients * share * int(settings.get("batch_size") or 1)
 
 
 def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:

@@ -108,6 +108,26 @@ def test_steps_are_those_of_torch(options: dict[str, Any], engine: str) -> None:
     assert_close(done.model, model, rtol=1e-10, atol=1e-13)
 
 
+class Doubled(nn.Module):
+    """Weights that are used as a sum alone have one gradient, which may be one tensor for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(4, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.one + self.other)
+
+
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_one_gradient_of_two_weights_is_counted_once(engine: str) -> None:
+    torch.manual_seed(0)
+    task, method = classifier(Doubled()), recipe(SGD(**SMALL, momentum=0.9))
+    done = run(task, method, engine=engine)
+    expected = mean([plain(task, method.local, task.initial(0), 0, c) for c in cohort(method, 0)])
+    assert_close(done.model, expected, rtol=1e-10, atol=1e-13)
+
+
 def test_biases_do_not_decay() -> None:
     """Without a gradient a weight shrinks by 1 − γ·λ in every step, and a bias stays."""
 

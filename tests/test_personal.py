@@ -408,9 +408,11 @@ def test_the_command_shows_the_worst_client_first(tmp_path: Path) -> None:
     assert np.average([row["tuned_accuracy"] for row in tuned], weights=weights) == pytest.approx(
         last["tuned_accuracy_weighted"]
     )
-    title, _, table = fedslice("clients", tmp_path / "run").out.partition("worst first\n")
-    assert "30 clients" in title
-    assert [line.split()[0] for line in table.splitlines()[3:33]] == [row["client"] for row in found]
+    shown = fedslice("clients", tmp_path / "run").out
+    assert "30 clients, the worst first" in " ".join(shown.split()), "wrapped or not"
+    lines = shown.splitlines()
+    rule = next(place for place, line in enumerate(lines) if set(line) == {"─"})
+    assert [line.split()[0] for line in lines[rule + 1 : rule + 31]] == [row["client"] for row in found]
 
 
 def test_a_run_killed_at_its_very_end_still_leaves_its_table(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ ENGINES: dict[str, type[Engine]] = {"vectorized": Vectorized, "sequential": Sequ
 # of a pixel side by side. Measured on small image networks, one thread: vectorising wins up to threefold below these
 # numbers, the engines tie around them, sequential wins by a third to two thirds above. Besides, values, gradients and
 # steps of several clients do not stay in a cache where those of one do. Measured on perceptrons, batches of 10 to 128:
-# vectorising wins up to fourfold below 150,000 weights, sequential by a fifth to two thirds from 270,000 on.
+# vectorising wins up to fourfold below 150,000 weights, sequential by up to a half of the time from 270,000 on.
 _OPERATION_SECONDS = 10e-6
 _BYTES_PER_SECOND = 2e9
 _FLOPS_PER_SECOND = 2e10

@@ -316,6 +316,31 @@ def test_engines_agree_in_single_precision(name: str) -> None:
     assert_close(one.model, two.model, rtol=1e-5, atol=1e-6)
 
 
+class Counting(nn.Linear):
+    """Remembers how many steps were taken with it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += torch.is_grad_enabled()
+        return super().forward(x).squeeze(-1)
+
+
+def test_one_by_one_a_client_takes_its_own_steps_and_no_more() -> None:
+    client = np.repeat([0, 1, 2], [2, 9, 4])
+    data = Federation.from_arrays(client=client, features={"x": np.ones((15, 1))}, label=np.ones(15), test=0.0)
+    recipe = RECIPES["fedavg"].with_options({"select": "everyone", "epochs": 2, "batch_size": 3})
+    experiment = Experiment(Task(data, Counting(), squared), recipe, rounds=1, engine="sequential", chunk=3)
+    network = experiment.task.module
+    assert isinstance(network, Counting)
+    assert experiment.engine.threads == 1, "asked, so that the step by which it is counted is over"
+    before = network.steps
+    experiment.run()
+    assert network.steps - before == 2 * (1 + 3 + 2)
+
+
 def everything(experiment: Experiment) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """A copy of all that a restart needs, without the clock."""
     tensors, numbers = experiment.state_dict()
@@ -493,6 +518,14 @@ def test_a_client_that_overflows_is_as_if_it_were_not_there(name: str) -> None:
     fine = run(with_last_client(1.0), recipe, rounds=3)
     assert fine.rejected == 0
     assert not torch.allclose(fine.model["item.weight"], broken.model["item.weight"], rtol=1e-3)
+
+
+def test_an_update_that_would_overflow_once_it_is_weighed_is_refused_though_it_is_finite() -> None:
+    recipe = RECIPES["fedavg"].with_options({"select": "everyone", "iterations": 1})
+    without = run(with_last_client(None), recipe, rounds=2)
+    broken = run(with_last_client(1e11), recipe, rounds=2)
+    assert broken.rejected == 2
+    assert_close(broken.model, without.model, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["ratio", "horvitz-thompson"])

@@ -41,8 +41,8 @@ class Experiment:
     """A task trained by a recipe for a number of rounds.
 
     ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
-    (cumulative over all clients), ``rejected`` (updates refused because they were not finite), ``seconds``, and what
-    the instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
+    (cumulative over all clients), ``rejected`` (updates refused for want of a finite norm), ``seconds``, and what the
+    instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
     slowest client (S3, equation 12).
     """

@@ -31,12 +31,10 @@ class Upload:
     reach: Tensor | None = None
 
     def fine(self) -> Tensor:
-        """Which clients sent nothing but finite values."""
+        """Which clients sent updates of finite norm: no NaN, and nothing that overflows when weighed and summed."""
         fine = torch.ones(len(self.clients), dtype=torch.bool, device=self.clients.device)
         for value in self.values.values():
-            flat = value.reshape(len(value), -1)
-            doubtful = (~torch.isfinite(flat.sum(1))).nonzero().squeeze(1)  # a finite sum has finite terms alone
-            fine[doubtful] &= torch.isfinite(flat[doubtful]).all(1)
+            fine &= torch.isfinite(torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1))
         return fine
 
     def of(self, fine: Tensor) -> Upload:

@@ -68,6 +68,11 @@ class Work:
             real=self.real[some],
         )
 
+    def first(self, steps: int) -> Work:
+        """The same work, cut to its first steps."""
+        features = {n: v[:, :steps] for n, v in self.features.items()}
+        return replace(self, features=features, label=self.label[:, :steps], real=self.real[:, :steps])
+
 
 def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tensor, draws: Tensor) -> Work:
     """Hand out slices and draw batches."""

@@ -8,7 +8,6 @@ recipe always get the same answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +58,7 @@ def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, coh
     """The engine by name, or by counting on ``work``, a few clients of a cohort of this size."""
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
-    one = _first_step(work.part(slice(1)))
+    one = work.part(slice(1)).first(1)
     cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
     shares_out = any(getattr(layer, "keeps_to_the_cache", False) for layer in task.module.modules())
     room = _MEMORY_BYTES if shares_out else _CHUNK_BYTES
@@ -85,7 +84,7 @@ def _kind(name: str, cost: _Cost, spilled: int, task: Task, local: SGD, work: Wo
         what = "convolutions outweigh" if grouped > fetched else "the way of many weights to the memory outweighs"
         return Sequential, f"{what} what vectorising spares", False
     try:
-        Vectorized().train(task, local, _first_step(work))
+        Vectorized().train(task, local, work.first(1))
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
         return Sequential, f"vmap cannot carry this model ({first})", True
@@ -147,9 +146,3 @@ def _count(task: Task, local: SGD, work: Work) -> _Cost:
         Sequential().train(task, local, work)
     values = 3 * sum(v.numel() * v.element_size() for v in work.start.values())
     return _Cost(counter.operations, counter.flops, counter.grouped, values, values + kept)
-
-
-def _first_step(work: Work) -> Work:
-    """The same work, cut to its first batch."""
-    features = {name: column[:, :1] for name, column in work.features.items()}
-    return replace(work, features=features, label=work.label[:, :1], real=work.real[:, :1])

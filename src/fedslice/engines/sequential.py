@@ -16,7 +16,7 @@ from fedslice.work import Work
 class Sequential:
     """Faster where one client's batch fills the machine (large convolutions), and for models vmap cannot carry.
 
-    Nothing is padded: each client trains a network of its own width.
+    Nothing is padded: each client trains a network of its own width, for as many steps as it has.
     """
 
     label: ClassVar[str] = "sequential"
@@ -40,8 +40,9 @@ def _lift(function: Pass) -> Pass:
 
 
 def _alone(work: Work, client: int) -> Work:
-    """One client's work, its values without padding."""
+    """One client's work, its values and its steps without padding."""
     part = work.part(slice(client, client + 1))
+    part = part.first(int(part.real.any(2).sum()))
     own = {name: (slice(None), *work.layout.own(name, client)) for name in work.start}
     return replace(
         part,

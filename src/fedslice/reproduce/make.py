@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fedslice.reproduce import compression, counts, example, figures, spectrum, 
 from fedslice.reproduce.exhibits import Exhibit, Kind, Setup
 from fedslice.reproduce.files import load
 from fedslice.reproduce.jobs import Order
+from fedslice.reproduce.workers import cores
 
 Document = dict[str, Any]
 
@@ -57,7 +57,7 @@ def reproduce(
         raise UserError(f"scale={scale:g}; give a number above 0, up to 1 for the paper's own size.")
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs={jobs}; give 1 or more.")
-    order = Order(data, out, seeds, scale, jobs or os.cpu_count() or 1, console)
+    order = Order(data, out, seeds, scale, jobs or cores(), console)
     return make(exhibit, _with_recipes(_with_setups(found, setups, only), recipes), setups, order)
 
 

@@ -45,11 +45,16 @@ class Outcome:
     error: str | None = None
 
 
+def cores() -> int:
+    """Cores that this process may use, which a scheduler may have made fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run_all(jobs: Iterable[Job], out: Path, lanes: int, progress: Progress) -> dict[str, Outcome]:
     """Every run's outcome by its key."""
     waiting = by_group({job.key: job for job in jobs}.values())
     outcomes: dict[str, Outcome] = {}
-    crew = [_Lane(max(1, (os.cpu_count() or 1) // lanes)) for _ in range(min(lanes, sum(map(len, waiting.values()))))]
+    crew = [_Lane(max(1, cores() // lanes)) for _ in range(min(lanes, sum(map(len, waiting.values()))))]
     try:
         while len(outcomes) < progress.total:
             for lane in crew:

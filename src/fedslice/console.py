@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -109,12 +110,12 @@ def show(parts: Iterable[Text | Table]) -> None:
 
 
 def value(name: str, number: Any) -> str:
-    """A number as a person reads it.
+    """A number as a person reads it; a dash where there is none, or none that could be told.
 
-    >>> value("test_auc", 0.61234), value("up_bytes", 45_720_000), value("round", 13.5), value("test_auc", None)
+    >>> value("test_auc", 0.61234), value("up_bytes", 45_720_000), value("round", 13.5), value("test_auc", math.nan)
     ('0.6123', '45.7 MB', '13.5', '-')
     """
-    if number is None:
+    if number is None or math.isnan(number):
         return "-"
     if "bytes" in name:
         return size(number)

@@ -37,5 +37,5 @@ class Ditto(Twin):
 
     def own_direction(self, gradient: Values, own: Values, start: Values) -> Values:
         """∇F_i(v) + λ·(v − X), then clipped like any other."""
-        pulled = {n: g + self.pull * (own[n] - start[n]) for n, g in gradient.items()}
+        pulled = {n: g.add(own[n] - start[n], alpha=self.pull) for n, g in gradient.items()}
         return super().own_direction(pulled, own, start)

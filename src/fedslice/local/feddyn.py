@@ -57,7 +57,7 @@ class FedDyn(Corrected):
     def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:
         """g − h_i + α·(x − X)."""
         own = super().direction(gradient, parameters, start, aside)
-        return {n: g + self.alpha * (parameters[n] - start[n]) if n in aside else g for n, g in own.items()}
+        return {n: g.add(parameters[n] - start[n], alpha=self.alpha) if n in aside else g for n, g in own.items()}
 
     def keep(self, work: Work, end: Values, fine: Tensor) -> None:
         """d_i += x − X."""

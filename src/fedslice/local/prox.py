@@ -17,5 +17,5 @@ class Prox(SGD):
 
     def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:
         """The proximal gradient, then clipped like any other."""
-        pulled = {n: g + self.mu * (parameters[n] - start[n]) for n, g in gradient.items()}
+        pulled = {n: g.add(parameters[n] - start[n], alpha=self.mu) for n, g in gradient.items()}
         return super().direction(pulled, parameters, start, aside)

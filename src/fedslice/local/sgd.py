@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from fedslice import rng
 from fedslice.parts import CHECKED, Count, NonNegative, Part, Positive
@@ -182,8 +183,8 @@ class SGD(Part):
     def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:  # noqa: ARG002
         """From the gradient of what moves to a step: clipping, which looks at each client alone, then decay."""
         if self.clip is not None:
-            squares = [g.reshape(len(g), -1).square().sum(1) for g in gradient.values()]
-            norm = torch.stack(squares).sum(0).sqrt()
+            norms = [vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient.values()]
+            norm = vector_norm(torch.stack(norms), dim=0)
             factor = self.clip / norm.clamp(min=self.clip)
             gradient = {n: g * factor.view(-1, *[1] * (g.dim() - 1)) for n, g in gradient.items()}
         if self.weight_decay:

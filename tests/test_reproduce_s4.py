@@ -152,10 +152,12 @@ def test_the_settings_are_the_papers(name: str, tmp_path: Path) -> None:
             for cell in line.cells:
                 asked = job(setup, cell, 0, order(tmp_path)).request
                 own = asked.set
-                rate, epochs = (0.05, 1) if small else (0.01, 5)
+                rate, epochs = (0.5 if setup.task == "agnews" else 0.05, 1) if small else (0.01, 5)
                 assert (own["split"], own["lr"], "decay" in own) == ("pfllib", cell.set.get("lr", rate), False)
                 assert own["partition"] == ("pfl-pathological" if "pathological" in one else "pfl-dirichlet")
                 assert own["weights"] == ("uniform" if cell.recipe in ("scaffold", "feddyn", "feddc") else "samples")
+                clipped = cell.recipe in ("feddyn", "feddc") or (small and cell.recipe == "scaffold")
+                assert own.get("clip") == (10.0 if clipped else None)
                 assert setup.task == "agnews" or own["normalise"] == "half"
                 assert own["epochs"] == (int(one.rpartition("epochs")[2]) if "epochs" in one else epochs)
                 if "flss" in cell.recipe:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -68,6 +68,7 @@ def instances(draw: st.DrawFn, clients: tuple[int, int] = (1, 8), relative: floa
 
 @settings(deadline=None, max_examples=150)
 @given(instances())
+@example(Instance(*np.array([[8, 8, 8, 4, 2, 2, 1], [1, 1, 1, 1, 1, 952, 992], [0] * 7, [1] * 7]), 1, 0.1, 1e-20))
 def test_it_is_the_linear_program(one: Instance) -> None:
     found, expected = one.solve(), allocate_lp(**vars(one))
     one.check(found)

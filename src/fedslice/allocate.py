@@ -125,15 +125,17 @@ def allocate_lp(
     """The same as ``allocate`` from a solver for any linear program (HiGHS), slower and with ties broken as it likes.
 
     Sizes and times are made relative for it, as its tolerances are absolute: the budget is met to 1e-10 of all
-    parameters. Its presolve is left out, because it fails on budgets within such a tolerance of the bounds.
+    parameters. Its presolve is left out, because it fails on budgets within such a tolerance of the bounds; prices far
+    below its tolerances are none, because it gives up on them.
     """
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, diags_array, hstack
 
     size, share, own, lost = _checked(sizes, seconds_per_share, compute, regularizer, budget, most, delta)
     clients, longest = len(size), float((own + share).max()) or 1.0
+    price = delta / longest * lost
     found = linprog(
-        np.append(delta / longest * lost, 1.0),
+        np.append(np.where(price > 1e-14, price, 0.0), 1.0),
         A_ub=hstack([diags_array(-share / longest), csr_array(np.full((clients, 1), -1.0))]),
         b_ub=-(own + share) / longest,
         A_eq=np.append(size / size.sum(), 0.0)[None],

@@ -152,6 +152,16 @@ def test_sizes_are_those_of_s2(name: str, shape: tuple[int, int, int], classes: 
     assert size(single) == encoder + (head - classes) // 2 + classes
 
 
+@pytest.mark.parametrize("name", ["s2-mlp", "fdrl-mlp"])
+def test_the_published_mlp_ends_in_a_softmax(name: str) -> None:
+    image = torch.randint(0, 256, (3, *MNIST), dtype=torch.uint8)
+    found = []
+    for variant in (name, f"{name}-softmax"):
+        torch.manual_seed(0)
+        found.append(network(variant, MNIST, (0.5,), (0.5,), 10)(image=image))
+    assert torch.equal(found[0].softmax(-1), found[1])
+
+
 def test_both_encoders_begin_apart() -> None:
     torch.manual_seed(0)
     found = pair_of("fdrl-mlp", MNIST)

@@ -7,7 +7,14 @@ from fedslice.reproduce.jobs import job
 from test_reproduce import order
 
 PUBLISHED = {"fedavg": 0.9634, "fedprox": 0.972, "fedrep": 0.9772, "fdrl": 0.9841}
-NETWORKS = {"mnist": "mlp", "fmnist": "mlp", "cifar10": "cnn"}
+NETWORKS = {
+    "s2-mnist": "mlp-softmax",
+    "s2-mnist-logits": "mlp",
+    "s2-fmnist": "mlp-softmax",
+    "s2-fmnist-logits": "mlp",
+    "s2-cifar10": "cnn",
+    "s2-cifar10-small": "cnn",
+}
 
 
 def test_the_numbers_are_those_of_the_published_code() -> None:
@@ -32,7 +39,7 @@ def test_the_settings_are_those_of_the_published_code(tmp_path: Path) -> None:
                     assert (own["epochs"], own["batch_size"], own["lr"]) == (5, 10, 0.01)
                     assert (own["momentum"], own["weight_decay"], own["weights"]) == (0.5, 1e-4, "uniform")
                     pair = "fdrl" if cell.recipe == "fdrl" else "s2"
-                    assert own["model"] == f"{pair}-{NETWORKS[asked.task]}"
+                    assert own["model"] == f"{pair}-{NETWORKS[setup]}"
                     assert "stale" in asked.measure
 
 

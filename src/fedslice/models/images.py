@@ -6,7 +6,8 @@ last convolution in sub-models 2 to 5. S4's `fedavgcnn` is the one of PFLlib, th
 
 S2's networks are those of its published code: `fdrl-mlp` (MNIST), `fdrl-cnn` (CIFAR-10) and `fdrl-cnn100` (CIFAR-100)
 have two encoders; `s2-mlp`, `s2-cnn` and `s2-cnn100` have one of them and the same dropout, for the methods they are
-compared with. That code takes a softmax before the cross-entropy, which has one of its own; here it is left out.
+compared with. That code's MLP ends in a softmax though the cross-entropy has one of its own, which flattens its
+gradient; `fdrl-mlp-softmax` and `s2-mlp-softmax` do so too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Layers:
     """Outputs of each convolution, which a 2 by 2 pooling follows, and of each hidden fully connected layer.
 
     ``dropout`` says where a share of 0.6 is dropped: of the features that enter the last layer, or of its outputs.
+    ``softmax`` makes shares of the outputs.
     """
 
     convolutions: tuple[int, ...]
@@ -38,6 +40,7 @@ class Layers:
     kernel: int = 3
     padding: int = 1
     dropout: Literal["features", "outputs"] | None = None
+    softmax: bool = False
 
 
 _SUB_MODELS = {
@@ -63,6 +66,7 @@ MODELS: dict[str, Layers] = {
     "cnn2": Layers((16, 32, 64), (500, 100)),
     "fedavgcnn": Layers((32, 64), (512,), kernel=5, padding=0),
     "s2-mlp": Layers((), (512, 256, 64)),
+    "s2-mlp-softmax": Layers((), (512, 256, 64), softmax=True),
     "s2-cnn": Layers((64, 64), (120, 64), kernel=5, padding=0, dropout="outputs"),
     "s2-cnn100": Layers((64, 128), (256, 128), kernel=5, padding=0, dropout="features"),
     **{f"vgg-{kind}{n}": layers for kind, five in _SUB_MODELS.items() for n, layers in enumerate(five, start=1)},
@@ -79,7 +83,12 @@ def _glorot(layer: nn.Module) -> None:
         nn.init.zeros_(layer.bias)
 
 
-PAIRS = {"fdrl-mlp": "s2-mlp", "fdrl-cnn": "s2-cnn", "fdrl-cnn100": "s2-cnn100"}  # with two encoders of this network
+PAIRS = {  # with two encoders of this network
+    "fdrl-mlp": "s2-mlp",
+    "fdrl-mlp-softmax": "s2-mlp-softmax",
+    "fdrl-cnn": "s2-cnn",
+    "fdrl-cnn100": "s2-cnn100",
+}
 _DROPOUT = 0.6
 
 
@@ -184,7 +193,8 @@ def _encoder(name: str, shape: tuple[int, int, int]) -> tuple[OrderedDict[str, n
 
 
 def _head(name: str, features: int, classes: int) -> OrderedDict[str, nn.Module]:
-    """The last layer, and dropout before or behind it."""
+    """The last layer, dropout before or behind it, and a softmax."""
     last, dropout = ("classes", nn.Linear(features, classes)), ("dropout", nn.Dropout(_DROPOUT))
     where = MODELS[name].dropout
-    return OrderedDict([last] if where is None else [dropout, last] if where == "features" else [last, dropout])
+    parts = [last] if where is None else [dropout, last] if where == "features" else [last, dropout]
+    return OrderedDict([*parts, ("softmax", nn.Softmax(-1))] if MODELS[name].softmax else parts)

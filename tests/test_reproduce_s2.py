@@ -35,7 +35,7 @@ def test_the_settings_are_those_of_the_published_code(tmp_path: Path) -> None:
                     own = asked.set
                     assert (asked.rounds, own["clients"], own["cohort"]) == (200, 50, 5)
                     assert (own["partition"], own["classes"]) == ("shards", 2)
-                    assert own["limit"] == (100 if "small" in setup else 500)
+                    assert own["limit"] == (250 if "small" in setup else 500)
                     assert (own["epochs"], own["batch_size"], own["lr"]) == (5, 10, 0.01)
                     assert (own["momentum"], own["weight_decay"], own["weights"]) == (0.5, 1e-4, "uniform")
                     pair = "fdrl" if cell.recipe == "fdrl" else "s2"

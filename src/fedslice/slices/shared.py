@@ -150,7 +150,10 @@ def _matching(pattern: str, task: Task) -> list[str]:
         return last if pattern == "head" else [name for name in task.shapes if name not in last]
     found = [name for name in task.shapes if fnmatchcase(name, pattern)]
     if not found:
-        raise UserError(f"slices=shared: no parameter matches {pattern!r}; the model has {', '.join(task.shapes)}.")
+        raise UserError(
+            f"slices=shared: no parameter matches {pattern!r}; the model has {', '.join(task.shapes)}; give patterns "
+            "that match some of them, or a model with a part of that name."
+        )
     return found
 
 

@@ -9,14 +9,9 @@ from command import SMALL, TINY, fedslice
 from fedslice import tasks
 from fedslice.measure import gradient_norms, histogram
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 NORMS = {"gradient_norm2", "elementwise_gradient_norm2"}
 OPTIONS = {"clients": 30, "items": 40, "samples": 12, "factors": 3}
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_a_run_logs_gradient_norms_on_demand() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from command import SMALL, TINY, fedslice
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 COMPARISON = ("compare", *SMALL, "--recipes", "fedavg,fedsubavg", "--seeds", "2")
 
 
@@ -14,12 +15,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "here"
     assert fedslice(*COMPARISON, "--out", place).code == 0
     return place
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_a_report_is_one_file(runs: Path, tmp_path: Path) -> None:

@@ -402,8 +402,9 @@ def test_a_delta_in_seconds_stands_in_the_program_as_it_is(seconds: float) -> No
     said = {"budget": 0.6, "most": 0.8}
     round_ = scale_delta(1.0, *terms(task, hardware(), [51] * CLIENTS, losses))
     expected = by_hand(task, hardware(), [51] * CLIENTS, losses, delta=seconds / round_, **said).rates
-    for settings in ({"delta": seconds, "delta_unit": "second"}, {"delta": seconds / round_, "delta_unit": "round"}):
-        experiment = Experiment(task, feddd(**said, **settings), rounds=1, devices=hardware())
+    for delta, unit in ((seconds, "second"), (seconds / round_, "round")):
+        recipe = feddd(**said, delta=delta, delta_unit=unit)
+        experiment = Experiment(task, recipe, rounds=1, devices=hardware())
         np.testing.assert_allclose(told(experiment, losses), expected, rtol=0, atol=1e-9)
 
 

@@ -45,7 +45,8 @@ class Variates(Corrected):
     def report(self, work: Work, end: Values) -> Values:
         """N·w_i/W times c_i⁺ − c_i = (X − x)/(I·γ) − c."""
         now = work.layout.only(work.aside).gather(self._variate)
-        share = self._clients * self._combine.weigh(work.clients) / self._combine.weigh(torch.arange(self._clients)).sum()
+        whole = self._combine.weigh(torch.arange(self._clients)).sum()
+        share = self._clients * self._combine.weigh(work.clients) / whole
         return {
             name: (_moved(work, end, name) - variate) * share.to(variate).view(-1, *[1] * (variate.dim() - 1))
             for name, variate in now.items()

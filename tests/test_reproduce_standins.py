@@ -152,6 +152,15 @@ def test_what_is_run_twice_by_the_paper_is_run_twice_by_a_standin(exhibit: str, 
         assert before == theirs, f"{one.name}, {one.cell.name} is the same run as {where}"
 
 
+@pytest.mark.parametrize("exhibit", WITH_STANDINS)
+def test_a_reader_is_told_what_differs_before_anything_else(exhibit: str) -> None:
+    for setup in load(exhibit)[1].values():
+        told = setup.remark or ""
+        assert told.startswith("Unlike the exhibit's own setup: ") == bool(setup.differs)
+        assert all(words in told for words in setup.differs.values())
+        assert told.endswith(setup.trained.note or "")
+
+
 def test_no_declaration_is_stale(tmp_path: Path) -> None:
     """What is declared differs in some cell of some setup that declares it with these words."""
     declared: dict[tuple[str, str], bool] = {}

@@ -86,7 +86,7 @@ class Setup(_Data):
     def remark(self) -> str | None:
         """What is to be said of its training: how it differs from the paper's, and its note."""
         unlike = "; ".join(dict.fromkeys(self.differs.values()))
-        words = [f"Not the paper's settings: {unlike}."] if unlike else []
+        words = [f"Unlike the exhibit's own setup: {unlike}."] if unlike else []
         return " ".join([*words, *([self.trained.note] if self.trained.note else [])]) or None
 
     def stands_in(self, source: str | None) -> str | None:

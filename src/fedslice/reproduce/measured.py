@@ -128,7 +128,7 @@ class Reading:
             "task": self.setup.task,
             "source": self.source,
             "standin": self.setup.stands_in(self.source),
-            "note": self.setup.trained.note,
+            "note": self.setup.remark,
             "metric": self.setup.trained.metric,
             "rounds": self.rounds,
         }

@@ -25,6 +25,9 @@ PRESETS: dict[str, dict[str, tuple[float, float]]] = {
 }
 """Ranges from which each client's device is drawn, uniformly."""
 
+MAX_BYTES = 1 << 28
+"""Limit of a file of devices, enough for two million clients."""
+
 
 @dataclass(frozen=True, eq=False)
 class Devices:
@@ -66,7 +69,7 @@ class Devices:
     @classmethod
     def read(cls, path: Path, clients: int) -> Devices:
         """Devices from a CSV with the columns client, speed, cycles, uplink, downlink, a line for each client."""
-        place, raw = packed.load(path)
+        place, raw = packed.load(path, MAX_BYTES)
         header, *rows = (
             [field.strip(b' "') for field in line.rstrip(b"\r").split(b",")]
             for line in raw.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")

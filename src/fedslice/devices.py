@@ -39,6 +39,9 @@ PRESETS: dict[str, dict[str, tuple[float, float]]] = {
 Those with a ``gain`` describe a radio channel, from which ``capacity`` makes both rates.
 """
 
+MAX_BYTES = 1 << 28
+"""Limit of a file of devices, enough for two million clients."""
+
 
 @dataclass(frozen=True, eq=False)
 class Devices:
@@ -82,7 +85,7 @@ class Devices:
     @classmethod
     def read(cls, path: Path, clients: int) -> Devices:
         """Devices from a CSV with the columns client, speed, cycles, uplink, downlink, a line for each client."""
-        place, raw = packed.load(path)
+        place, raw = packed.load(path, MAX_BYTES)
         header, *rows = (
             [field.strip(b' "') for field in line.rstrip(b"\r").split(b",")]
             for line in raw.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from command import ENVIRONMENT, SCRIPT, fedslice, without_seconds
 from fedslice.config import assignments, request, resolve
+from fedslice.runs import checkpoint
 from fedslice.runs.execute import execute
 
 # Processes that are forked off one in which everything is imported: each is a real one, and starts in no time.
@@ -126,6 +128,13 @@ def test_an_interrupted_run_resumes(tmp_path: Path, whole: Callable[[str], list[
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     said = [line for line in err.splitlines() if "  round " not in line]
-    assert said == ["fedslice: interrupted; the same command with --resume goes on from there."]
+    (sentence,) = said
+    found = re.fullmatch(
+        rf"fedslice: interrupted; round (\d+) of {ROUNDS} is saved in {re.escape(str(run))}, and the same command with "
+        r"--resume goes on from there\.",
+        sentence,
+    )
+    assert found
+    assert checkpoint.load(run / "checkpoint.safetensors")[1]["round"] == int(found[1])
     assert not (run / "finished.json").exists()
     assert finish(run, *words, "--resume") == whole("fedsubavg")

@@ -3,11 +3,13 @@
 import gzip
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 from struct import error as StructError
 from typing import IO, cast
 
 from fedslice.datasets import lines
+from fedslice.disk import open_regular
 from fedslice.errors import UserError
 
 
@@ -20,13 +22,13 @@ def load(path: Path, member: str = "") -> tuple[str, bytes]:
     place = f"{path}"
     try:
         if kind == "zip":
-            with zipfile.ZipFile(path) as archive:
+            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 name = _member(archive, path, member)
                 place = f"{path / name}"
                 with archive.open(name) as stream:
                     raw = _whole(place, stream)
         else:
-            with gzip.open(path) if kind else path.open("rb") as stream:
+            with open_regular(path) as file, gzip.open(file) if kind else nullcontext(file) as stream:
                 raw = _whole(place, cast(IO[bytes], stream))
     except (
         EOFError,

@@ -18,14 +18,6 @@ accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_ac
 CONFIG = {"task": {"name": "toy"}, "recipe": {"name": "fedavg"}, "seed": 3, "rounds": 40}
 
 
-@pytest.fixture(autouse=True)
-def _sessions_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one second sort by a counter of the process, as text: keep it at one digit."""
-    from tensorboard.summary.writer import event_file_writer
-
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
-
-
 def row(t: int, **changes: Any) -> dict[str, Any]:
     costs = {"up_bytes": 100 * t, "down_bytes": 50 * t, "rejected": 0, "seconds": t / 4}
     return {"round": t, "train_loss": 1 / (t + 1), "test_auc": t / 64, **costs, **changes}

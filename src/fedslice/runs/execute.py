@@ -100,7 +100,7 @@ def _train(
         except KeyboardInterrupt:
             if request.number is None:  # somebody else's
                 raise
-            raise Stopped(request.number, f"ended at once; {keeper.state}", keeper.saved) from None
+            raise Stopped(request.number, keeper.state, keeper.saved) from None
     if request.number is not None:
         raise Stopped(request.number, f"the run in {run.path} is finished.", experiment.round)
 

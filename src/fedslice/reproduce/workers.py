@@ -194,7 +194,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | Stopped):
         return str(error)
     if isinstance(error, BrokenProcessPool):
         return "its process was ended from outside, perhaps for want of memory; run fewer at once with --jobs."

@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,6 +45,9 @@ FINISHED = "finished.json"
 _REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
 LOCK = "lock"
 _ABSENT = object()
+
+State = tuple[int, dict[str, Tensor], dict[str, Any]]  # of a checkpoint: round, tensors, meta
+Accept = Callable[[State, list[dict[str, Any]]], None]
 
 
 class RunDirectory:
@@ -131,20 +134,21 @@ class RunDirectory:
             table.writerow(columns)
             table.writerows(zip(*map(_finite, columns.values()), strict=True))
 
-    def resume(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    def resume(self, accept: Accept = lambda *_: None) -> State | None:
         """The newest checkpoint as (round, tensors, meta), and the log cut back to it; None if there is none.
 
-        Of a finished run this is the last state, and the log stays whole. A log whose checkpointed part is damaged is
-        refused before anything is changed.
+        Of a finished run this is the last state, and the log stays whole. Before anything is changed, a log whose
+        checkpointed part is damaged is refused, and ``accept`` may refuse the state or the rows that belong to it.
         """
         path = self.path / _CHECKPOINT
         state = checkpoints.load(path) if path.exists() else None
         if state is not None:
             for name in ("round", "metric_rows"):
                 _check_count(path, name, state[1].get(name))
+        found = (state[1]["round"], *state) if state else None
         if not self.finished:
-            self._cut_log(state[1]["metric_rows"] if state else 0)
-        return (state[1]["round"], *state) if state else None
+            self._cut_log(found, accept)
+        return found
 
     @property
     def checkpoint_path(self) -> Path:
@@ -182,7 +186,7 @@ class RunDirectory:
             checkpoints.discard_partial(self.path / name)
         if not (self.path / CONFIG).exists():
             _write_json(self.path / CONFIG, wanted)
-            self._cut_log(0)
+            self._cut_log(None, lambda *_: None)
         elif not resume:
             raise UserError(
                 f"{self.path} holds an unfinished run with these settings; "
@@ -228,16 +232,18 @@ class RunDirectory:
             raise RuntimeError(f"{self.path} is finished, closed, or not yet resumed: call resume() before writing")
         return self._rows
 
-    def _cut_log(self, rows: int) -> None:
+    def _cut_log(self, state: State | None, accept: Accept) -> None:
         if self._lock is None:
             raise RuntimeError(f"{self.path} is closed: open it again to resume the run")
-        lines = self._lines()
+        lines, rows = self._lines(), state[2]["metric_rows"] if state else 0
         if len(lines) < rows:
             raise UserError(
                 f"{self.path / METRICS} has {len(lines)} rows, but its checkpoint was taken after {rows}; "
                 "restore both from one copy, or delete both and the run starts over from its first round"
             )
-        self._parsed(lines[:rows])
+        kept = self._parsed(lines[:rows])
+        if state is not None:
+            accept(state, kept)
         with writing(self.path / METRICS), checkpoints.replacing(self.path / METRICS) as fresh:
             fresh.write_bytes(b"".join(lines[:rows]))
         self._rows, self.cut = rows, len(lines) - rows

@@ -7,6 +7,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from fedslice.engines.choose import Choice
 from fedslice.errors import RunWarning, UserError
 from fedslice.experiment import Experiment, Row
 from fedslice.runs.checkpoint import REMEDY
-from fedslice.runs.directory import METRICS, RunDirectory
-from fedslice.runs.reading import numbers
+from fedslice.runs.directory import METRICS, RunDirectory, State
+from fedslice.runs.reading import check_rows
 from fedslice.signals import Request, Stopped, deferred
 
 OnEngine = Callable[[Choice], None]
@@ -139,13 +140,15 @@ class _Keeper:
 
 def _resume(experiment: Experiment, run: RunDirectory) -> int:
     """Bring the experiment to where the checkpoint has it; its round, 0 if there is none."""
-    state = run.resume()
-    if state is not None:
+
+    def accept(state: State, rows: list[Row]) -> None:
         try:
             experiment.load_state_dict(state[1], state[2])
         except UserError as error:
             raise UserError(f"checkpoint {run.checkpoint_path} does not fit this run: {error}; {REMEDY}") from error
-        _check_log(run, experiment)
+        _check_log(run.path, rows, experiment)
+
+    state = run.resume(accept)
     if run.cut:
         rows = "1 row" if run.cut == 1 else f"{run.cut} rows"
         since = f"after its checkpoint of round {experiment.round}" if state is not None else "and no checkpoint"
@@ -157,16 +160,18 @@ def _resume(experiment: Experiment, run: RunDirectory) -> int:
     return experiment.round
 
 
-def _check_log(run: RunDirectory, experiment: Experiment) -> None:
-    """The log has the rows that belong to the checkpoint."""
-    found = [row["round"] for row in numbers(run)]
-    rounds = range(experiment.round + 1)
-    wanted = [t for t in rounds if t % experiment.eval_every == 0 or t == experiment.rounds]
-    if found != wanted:
-        line = next((n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), len(wanted))
-        there = f"round {found[line]}" if line < len(found) else "absent"
-        should = f"round {wanted[line]}" if line < len(wanted) else f"none, the checkpoint being of round {rounds[-1]}"
-        raise UserError(
-            f"{run.path / METRICS}, line {line + 1} is {there}, expected {should}; restore it and the checkpoint from "
-            "one copy, or start the run again in another --out."
-        )
+def _check_log(path: Path, rows: list[Row], experiment: Experiment) -> None:
+    """The rows are those of the evaluations up to the experiment's round."""
+    found = [row["round"] for row in check_rows(path, rows)]
+    done = range(experiment.round + 1)
+    wanted = [t for t in done if t % experiment.eval_every == 0 or t == experiment.rounds]
+    for line, (there, expected) in enumerate(zip_longest(found, wanted), start=1):
+        if there != expected:
+            raise UserError(
+                f"{path / METRICS}, line {line} is {_round(there)}, expected {_round(expected)} before the checkpoint "
+                f"of round {experiment.round}; restore both from one copy, or start the run again in another --out."
+            )
+
+
+def _round(number: int | None) -> str:
+    return "absent" if number is None else f"round {number}"

@@ -85,7 +85,7 @@ def read(path: Path) -> Run:
         environment,
         command if isinstance(command, str) else None,
         _panels(path / PANELS),
-        numbers(run),
+        check_rows(path, run.metrics()),
         run.finished,
         run.diverged,
     )
@@ -105,9 +105,8 @@ def _object(path: Path) -> dict[str, Any]:
     return found
 
 
-def numbers(run: RunDirectory) -> list[dict[str, Any]]:
-    """The rows of a run's log, which hold a round and numbers, as an experiment writes them."""
-    rows, path = run.metrics(), run.path
+def check_rows(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the log of the run at ``path``, seen to hold a round and numbers, as an experiment writes them."""
     for number, row in enumerate(rows, start=1):
         if type(row.get("round")) is not int:
             raise UserError(f"{path / METRICS}, line {number} is no row with a round; give another directory.")

@@ -109,6 +109,19 @@ def test_stopped_after_any_round(tmp_path: Path, recipe: str) -> None:
     assert without_seconds(again) == without_seconds(expected)
 
 
+def test_panels_are_the_same_after_a_resume_to_the_last_letter(tmp_path: Path) -> None:
+    """Rounds that were saved as a tensor of fractions come back as whole numbers."""
+    given = assignments(str(word) for word in RECIPES["flss"] if "=" in str(word))
+    plan = resolve(request({"task": "hotcold", "recipe": "flss", "rounds": 45, "cohort": 4, "set": given}))
+    execute(plan, tmp_path / "whole", resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, tmp_path / "stopped", resume=True, checkpoint_seconds=0, on_round=partial(stop, 40))
+    execute(plan, tmp_path / "stopped", resume=True)
+    panels = [(tmp_path / name / "panels.json").read_text() for name in ("whole", "stopped")]
+    assert panels[0] == panels[1]
+    assert '"round": 34,' in panels[0]
+
+
 def stop(last: int, done: int) -> None:
     if done == last:
         raise KeyboardInterrupt

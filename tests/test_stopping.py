@@ -181,15 +181,13 @@ def test_a_log_is_never_cut_without_a_word(tmp_path: Path, whole: list[dict[str,
     with pytest.raises(KeyboardInterrupt):
         execute(plan(), tmp_path, resume=True, on_row=partial(kill, 5))
     with (
-        pytest.warns(
-            RunWarning, match="had 2 rows and no checkpoint, for the run was killed; what is lost is computed"
-        ),
+        pytest.warns(RunWarning, match="had 2 rows and no checkpoint; what was not saved is computed again"),
         pytest.raises(Stopped),
     ):
         execute(plan(), tmp_path, resume=True, on_round=partial(ask, signal.SIGTERM, 7))
     with pytest.raises(KeyboardInterrupt):
         execute(plan(), tmp_path, resume=True, on_row=partial(kill, 10))
-    with pytest.warns(RunWarning, match="had 1 row after its checkpoint of round 7, for"):
+    with pytest.warns(RunWarning, match="had 1 row after its checkpoint of round 7; what"):
         assert without_seconds(execute(plan(), tmp_path, resume=True)) == whole
 
 

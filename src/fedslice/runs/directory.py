@@ -11,7 +11,7 @@
     lock                    held by the process that writes the run, and released with its death
 
 The log runs ahead of the checkpoint, never behind it, so to resume is to cut the log back to the checkpoint. Only a
-process that was killed leaves rows behind its checkpoint; how many are cut is counted, so that it can be told.
+process that ended without saving leaves rows behind its checkpoint; how many are cut is counted, and told.
 """
 
 import csv

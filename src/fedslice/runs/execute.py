@@ -153,7 +153,7 @@ def _resume(experiment: Experiment, run: RunDirectory) -> int:
         rows = "1 row" if run.cut == 1 else f"{run.cut} rows"
         since = f"after its checkpoint of round {experiment.round}" if state is not None else "and no checkpoint"
         warnings.warn(
-            f"{run.path} had {rows} {since}, for the run was killed; what is lost is computed again.",
+            f"{run.path} had {rows} {since}; what was not saved is computed again.",
             RunWarning,
             stacklevel=2,
         )

@@ -115,7 +115,7 @@ def test_panels_are_the_same_after_a_resume_to_the_last_letter(tmp_path: Path) -
     plan = resolve(request({"task": "hotcold", "recipe": "flss", "rounds": 45, "cohort": 4, "set": given}))
     execute(plan, tmp_path / "whole", resume=False)
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, tmp_path / "stopped", resume=True, checkpoint_seconds=0, on_round=partial(stop, 40))
+        execute(plan, tmp_path / "stopped", resume=True, checkpoint_seconds=0, on_round=partial(stop, 43))
     execute(plan, tmp_path / "stopped", resume=True)
     panels = [(tmp_path / name / "panels.json").read_text() for name in ("whole", "stopped")]
     assert panels[0] == panels[1]

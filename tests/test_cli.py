@@ -12,9 +12,11 @@ from fedslice.compare import Target, table
 from fedslice.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-RUN = {"task", "recipe", "seed", "source", "metrics"}
+RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}
 ROW = {"round", "train_loss", "test_loss", "test_auc", "test_accuracy", "up_bytes", "down_bytes", "rejected", "seconds"}
-SUMMARY = {"recipe", "seeds", "target", "reached", "rounds_to_target", "up_bytes_to_target", "down_bytes_to_target"}
+SUMMARY = {"recipe", "seeds", "target", "reached", "diverged"} | {
+    f"{name}_to_target" for name in ("rounds", "up_bytes", "down_bytes")
+}
 
 
 def assert_close(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:

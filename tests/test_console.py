@@ -53,7 +53,14 @@ def test_tables_hold_large_and_missing_numbers(capsys: pytest.CaptureFixture[str
         "rejected": 1234,
         "seconds": 86_400.0,
     }
-    document = {"recipe": "submodelavg", "task": "t", "seed": 0, "source": "s", "metrics": [row] * 100}
+    document = {
+        "recipe": "submodelavg",
+        "task": "t",
+        "seed": 0,
+        "source": "s",
+        "metrics": [row] * 100,
+        "diverged": None,
+    }
     console.show(console.run_tables(document))
     text = capsys.readouterr().out
     assert_readable(text)

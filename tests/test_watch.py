@@ -46,7 +46,11 @@ def make(path: Path, *rows: dict[str, Any], rounds: int = 100, seed: int = 0, fi
 
 
 def finish(path: Path) -> None:
-    (path / "finished.json").write_text("{}")
+    """Mark a run as complete, after the row of its last round if it has none."""
+    log, rounds = path / "metrics.jsonl", json.loads((path / "config.json").read_text())["rounds"]
+    if json.loads(log.read_text().splitlines()[-1])["round"] != rounds:
+        append(path, json.dumps(row(rounds)) + "\n")
+    (path / "finished.json").write_text(json.dumps({"metric_rows": len(log.read_text().splitlines())}))
 
 
 def append(path: Path, text: str) -> None:

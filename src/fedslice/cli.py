@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from fedslice.commands import app
 from fedslice.commands.app import say
 from fedslice.errors import UserError
+from fedslice.signals import Stopped, listen
 
 UsageError = typer.BadParameter.__base__  # what the option parser raises for any misuse
 INTERRUPTED = 130
@@ -34,6 +36,7 @@ def expand(words: list[str]) -> list[str]:
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     code = 2
+    listen()
     try:
         code = app(args=expand(sys.argv[1:]) or ["--help"], standalone_mode=False) or 0
         sys.stdout.flush()
@@ -48,9 +51,11 @@ def main() -> None:
         code = 1
     except OSError as error:
         say(f"fedslice: {error.filename or 'writing'}: {error.strerror}.")
+    except Stopped as stopped:
+        say(f"fedslice: {stopped}")
+        sys.exit(stopped.code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
-        how = "" if sys.argv[1:2] == ["reproduce"] else " with --resume"
-        say(f"fedslice: interrupted; the same command{how} goes on from there.")
+        say(f"fedslice: {Stopped(signal.SIGINT)}")
     sys.exit(code)

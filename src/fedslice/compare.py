@@ -81,6 +81,9 @@ def lower_is_better(metric: str) -> bool:
 def table(runs: Iterable[Document], target: Target | None, baseline: str | None = None) -> list[Document]:
     """One row per recipe: means over seeds. A target counts as reached if every seed reached it.
 
+    ``diverged`` counts the runs that ended diverged. What such a run measured at its end is no result, so the recipe
+    has none, and a target is reached only before the divergence.
+
     With a ``baseline``, ``t2a`` is the simulated time to the target as a share of that recipe's (S3, section 5).
     """
     groups: dict[str, list[Document]] = {}
@@ -101,6 +104,7 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
     reached = [hit for hit in hits if hit is not None]
     row["target"] = None if target is None else f"{target.metric}={target.value}"
     row["reached"] = len(reached)
+    row["diverged"] = sum(run.get("diverged") is not None for run in runs)
     row["rounds_to_target_by_seed"] = [None if hit is None else hit["round"] for hit in hits]
     costs = [("rounds", "round"), ("up_bytes", "up_bytes"), ("down_bytes", "down_bytes")]
     costs += [("clock", "clock")] if all("clock" in run["metrics"][-1] for run in runs) else []
@@ -109,7 +113,7 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
     last = [run["metrics"][-1] for run in runs]
     for key in last[0]:
         values = [found[key] for found in last]
-        if any(value is None for value in values):
+        if any(value is None for value in values) or (row["diverged"] and is_measured(key)):
             row[key] = None
             continue
         row[key] = mean(values)
@@ -119,5 +123,7 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
 
 
 def _hit(run: Document, target: Target | None) -> Document | None:
-    """The first row of a run that reaches the target."""
-    return next((row for row in run["metrics"] if target is not None and target.reached(row)), None)
+    """The first row of a run that reaches the target, before the run diverged."""
+    diverged = run.get("diverged")
+    sound = (row for row in run["metrics"] if diverged is None or row["round"] < diverged["round"])
+    return next((row for row in sound if target is not None and target.reached(row)), None)

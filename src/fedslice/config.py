@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice import recipes, tasks
 from fedslice.devices import Devices, devices
+from fedslice.disk import read_bytes, reason
 from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment
@@ -107,11 +108,11 @@ def request(given: Mapping[str, Any]) -> Request:
 def read_file(path: Path) -> dict[str, Any]:
     """The fields of a TOML experiment file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_bytes(path).decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; give a task's name or a TOML experiment file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} is not a TOML experiment file ({error}).") from None
+        raise UserError(f"{path} is not a TOML experiment file ({reason(error)}).") from None
     try:
         return request(content).model_dump(exclude_unset=True)
     except UserError as error:

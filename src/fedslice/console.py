@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedslice.engines.choose import Choice
+from fedslice.experiment import Divergence
 from fedslice.measure.instruments import is_measured
 
 Document = dict[str, Any]
@@ -155,7 +156,11 @@ def run_tables(document: Document) -> Shown:
     table = _table(columns)
     for row in shown:
         table.add_row(*(value(name, row.get(name)) for name in columns))
-    return [Text(f"{document['recipe']} on {document['task']}, seed {document['seed']}: {document['source']}"), table]
+    title = Text(f"{document['recipe']} on {document['task']}, seed {document['seed']}: {document['source']}")
+    diverged = (
+        [] if document["diverged"] is None else [Text(f"{Divergence(**document['diverged'])}; this is no result")]
+    )
+    return [title, *diverged, table]
 
 
 def compare_tables(document: Document) -> Shown:
@@ -166,6 +171,9 @@ def compare_tables(document: Document) -> Shown:
     parts: Shown = [Text(f"{document['task']}, {words}: {document['runs'][0]['source']}")]
     if rows[0]["target"] is not None:
         parts += [Text(f"until {rows[0]['target']}"), _target_table(rows)]
+    for run in document["runs"]:
+        if run["diverged"] is not None:
+            parts.append(Text(f"{run['recipe']} seed {run['seed']} {Divergence(**run['diverged'])}"))
     parts += [Text(f"after {value('round', rows[0]['round'])} rounds"), _end_table(rows)]
     return parts
 
@@ -190,7 +198,11 @@ def _end_table(rows: Sequence[Document]) -> Table:
     ]
     table = _table(["recipe", *scores, *costs])
     for row in rows:
-        cells = [f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}" for name in scores]
+        none = "diverged" if row["diverged"] else "-"
+        cells = [
+            none if row[name] is None else f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}"
+            for name in scores
+        ]
         table.add_row(row["recipe"], *cells, *(value(name, row.get(name)) for name in costs))
     return table
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import time
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
 from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
-from fedslice.errors import UserError
+from fedslice.errors import RunWarning, UserError
 from fedslice.evaluate import evaluate
 from fedslice.measure.base import Moment
 from fedslice.measure.heat import heat_panels
@@ -28,23 +29,45 @@ from fedslice.messages import Message
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
+from fedslice.signals import Stopwatch
 from fedslice.slice import Slice, Values
+from fedslice.state import AMOUNTS, COUNTS, check_numbers, check_tensors, inventory
 from fedslice.store import Store
 from fedslice.task import Task
 from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
-_NUMBERS = ("round", "up_bytes", "up_words", "down_bytes", "rejected", "clock", "seconds")  # of an experiment's state
+_NUMBERS = (*COUNTS, *AMOUNTS, "diverged_round", "sound")  # of an experiment's state
+
+
+class Divergence(NamedTuple):
+    """The end of a run that went astray: the evaluation from which on it was diverged, and its updates in all.
+
+    An evaluation is diverged if a loss or a value of the model is not finite, or if more than half of the updates since
+    the previous evaluation were rejected. A run has diverged if its last evaluation is; one that recovers has not.
+    """
+
+    round: int
+    rejected: int
+    updates: int
+    finite: bool  # the loss and the model at the end
+
+    def __str__(self) -> str:
+        beside = "" if self.finite else ", and its loss or model is not finite"
+        return f"diverged in round {self.round}: {self.rejected:,} of {self.updates:,} updates rejected{beside}"
 
 
 class Experiment:
     """A task trained by a recipe for a number of rounds.
 
     ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
-    (cumulative over all clients), ``rejected`` (updates refused for want of a finite norm), ``seconds``, and what the
-    instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
+    (cumulative over all clients), ``rejected`` (updates that contain NaN or infinity), ``seconds`` (of computing the
+    rounds, without evaluations; of a round during which the program was stopped, as :class:`Stopwatch` says), and what
+    the instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
     slowest client (S3, equation 12).
+
+    The first round with rejected updates is told by a :class:`RunWarning`, and so is a run that ends diverged.
     """
 
     def __init__(
@@ -88,7 +111,11 @@ class Experiment:
         self._likeness = self._alike()
         self.round = 0
         self.up_bytes = self.down_bytes = self.rejected = 0
+        self.updates = self.recent_updates = self.recent_rejected = 0
+        self.diverged_round: int | None = None
+        self.sound = True  # loss and model were finite at the last evaluation
         self.up_words = self.seconds = self.clock = 0.0
+        self._warned = False
         self._asked = (engine, chunk)
         self._chosen: Choice | None = None
 
@@ -96,38 +123,55 @@ class Experiment:
     def engine(self) -> Choice:
         """The engine this experiment runs on; chosen when first asked for."""
         if self._chosen is None:
-            cohort = self.recipe.select.choose(0, len(self.task.federation), self.seed)
-            few = cohort.clients[:2].to(self.store.device)
-            work = download(self.world, self.recipe, self.model, 0, few, cohort.draws[:2])
+            work, size = self._sample_work(0)
             keep_freed()
-            self._chosen = choose(*self._asked, self.task, self.recipe.local, work, len(cohort.clients))
+            self._chosen = choose(*self._asked, self.task, self.recipe.local, work, size)
         return self._chosen
+
+    def _sample_work(self, t: int) -> tuple[Work, int]:
+        """What the first two clients of round ``t`` would train on, and how large its cohort is."""
+        cohort = self.recipe.select.choose(t, len(self.task.federation), self.seed)
+        few = cohort.clients[:2].to(self.store.device)
+        return download(self.world, self.recipe, self.model, t, few, cohort.draws[:2]), len(cohort.clients)
+
+    @property
+    def diverged(self) -> Divergence | None:
+        """Whether the last evaluation found the run diverged, and since when."""
+        at = self.diverged_round
+        return None if at is None else Divergence(at, self.rejected, self.updates, self.sound)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the metrics are measured after the rounds done so far."""
+        return self.round % self.eval_every == 0 or self.round == self.rounds
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> list[Row]:
         """All remaining rounds; ``tick`` is told the number of each that is done."""
         return list(self.stream(tick))
 
     def stream(self, tick: Callable[[int], None] = lambda _: None) -> Iterator[Row]:
-        """The same, one row at a time: between rows the experiment can be saved."""
+        """The same, one row at a time: between rows the experiment can be saved, and in a tick without a row."""
         if self.round == 0:
             yield self._row()
         while self.round < self.rounds:
-            began = time.perf_counter()
+            watch = Stopwatch()
             with threads(self.engine.threads):
                 end = self._one_round(self.round)
             self.round += 1
-            self.seconds += time.perf_counter() - began
+            self.seconds += watch.seconds()
             with threads(self.engine.threads):
                 self._instruments.observe(end)
             tick(self.round)
-            if self.round % self.eval_every == 0 or self.round == self.rounds:
+            if self.evaluates:
                 yield self._row()
+        if self.diverged is not None:
+            warnings.warn(f"{self.diverged}.", RunWarning, stacklevel=2)
 
     def _one_round(self, t: int) -> RoundEnd:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total, reports = recipe.combine.begin(), Total()
-        met, losses, squares, times = [], [], [], []
+        met, losses, squares, times, rejected = [], [], [], [], 0
         for clients, draws in cohort.chunks(engine.chunk, self._likeness):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
@@ -140,10 +184,11 @@ class Experiment:
             losses.append(trained.losses)
             if trained.squares is not None:
                 squares.append(trained.squares)
-            self.rejected += int(broken.sum())
+            rejected += int(broken.sum())
             if recipe.select.remote:
                 times.append(self._count(work, report.slice, message))
         self.clock += max(times, default=0.0)
+        self._reject(rejected, len(cohort.clients))
         mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
         share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
@@ -151,6 +196,32 @@ class Experiment:
         end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum(), squared)
         recipe.observe(end)
         return end
+
+    def _reject(self, rejected: int, updates: int) -> None:
+        """Count a round's updates; tell of the first that are rejected."""
+        self.updates, self.rejected = self.updates + updates, self.rejected + rejected
+        self.recent_updates, self.recent_rejected = self.recent_updates + updates, self.recent_rejected + rejected
+        if rejected and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"round {self.round + 1}: {rejected:,} of {updates:,} updates rejected because they contain NaN or "
+                "infinity; the run goes on without them, and counts later ones in 'rejected'.",
+                RunWarning,
+                stacklevel=4,
+            )
+
+    def _judge(self, scores: Mapping[str, float]) -> None:
+        """Note whether the run is diverged at this evaluation."""
+        losses = (value for name, value in scores.items() if name in ("train_loss", "test_loss"))
+        self.sound = all(map(math.isfinite, losses)) and self._finite()
+        if self.sound and 2 * self.recent_rejected <= self.recent_updates:
+            self.diverged_round = None
+        elif self.diverged_round is None:
+            self.diverged_round = self.round
+        self.recent_updates = self.recent_rejected = 0
+
+    def _finite(self) -> bool:
+        return all(bool(value.isfinite().all()) for value in self.model.values())
 
     def _count(self, work: Work, up: Slice, message: Message) -> float:
         """Count a chunk's bytes; how long its slowest device takes, if there are devices."""
@@ -183,6 +254,7 @@ class Experiment:
         counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
+            self._judge(scores)
             scores |= self._instruments.measure(Moment(self._measured, self.round, self.model, self.engine))
         words = {} if self.recipe.codec.exact else {"up_words": self.up_words}
         clock = {} if self._devices is None else {"clock": self.clock}
@@ -209,20 +281,32 @@ class Experiment:
         tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
         tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
         tensors |= {f"measure.{name}": value for name, value in self._instruments.state_dict().items()}
-        return tensors, {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return tensors, numbers | {"finite": self._finite(), "tensors": inventory(tensors)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Continue where a saved experiment stood."""
+        """Continue where a saved experiment stood; a state that cannot be one of this experiment is a UserError."""
+        check_numbers(numbers, self.rounds)
+        check_tensors(tensors, numbers["tensors"], {f"model.{name}": value for name, value in self.model.items()})
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "store": {}, "parts": {}, "measure": {}}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
             groups[group][name] = value if group == "measure" else value.to(self.store.device, copy=True)
         self.model = groups["model"]
-        self.store.load_state_dict(groups["store"])
-        self.recipe.load_state_dict(groups["parts"])
-        self._instruments.load_state_dict(groups["measure"])
+        if self._finite() != numbers["finite"]:
+            found = "finite values alone" if numbers["finite"] else "NaN or infinity"
+            raise UserError(f"the model was saved with {found}, which is no longer so")
         for name in _NUMBERS:
             setattr(self, name, numbers[name])
+        try:
+            self.store.load_state_dict(groups["store"])
+            self.recipe.load_state_dict(groups["parts"])
+            self._instruments.load_state_dict(groups["measure"])
+            if self.round < self.rounds:
+                work, _ = self._sample_work(self.round)
+                self.recipe.codec.down_bytes(self.round, work.down, self.task.itemsize, work.clients)
+        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"its memories do not fit ({type(error).__name__}: {error})") from error
 
 
 def _device(name: str) -> torch.device:

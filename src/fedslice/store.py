@@ -21,6 +21,7 @@ from fedslice.errors import UserError
 from fedslice.slice import Axis
 
 _IN_MEMORY = 2 << 30
+_PARTS = (("slot", "rows"), ("clients", "counts", "ids", "values"))  # of a memory in one array, and by rows
 
 
 class Store:
@@ -115,9 +116,10 @@ class Store:
         return out
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from saved memories."""
+        """Continue from saved memories; places and numbers that point to no client or row are a ValueError."""
         for key, tensor in state.items():
             name, _, kind = key.rpartition("/")
+            _check(key, kind, name, tensor, state, self._clients)
             if kind == "clients":
                 counts = state[f"{name}/counts"].tolist()
                 ids, values = (state[f"{name}/{part}"].to(self.device).split(counts) for part in ("ids", "values"))
@@ -126,3 +128,26 @@ class Store:
                 self._slot[name] = tensor.to(self.device).clone()
             elif kind == "rows":
                 self._rows[name] = self._array(name, tensor, len(tensor)).copy_(tensor)
+
+
+def _check(key: str, kind: str, name: str, tensor: Tensor, state: Mapping[str, Tensor], clients: int) -> None:
+    """A memory has all of its parts, and they fit together."""
+    siblings = next((parts for parts in _PARTS if kind in parts), ())
+    if not siblings or any(f"{name}/{part}" not in state for part in siblings):
+        raise ValueError(f"{key!r} is no part of a whole memory")
+    if kind in ("slot", "clients", "counts", "ids") and (tensor.dtype != torch.int64 or tensor.dim() != 1):
+        raise ValueError(f"{key!r} is {tensor.dtype} {list(tensor.shape)}, expected whole numbers in a row")
+    if kind == "slot":
+        used = tensor[tensor >= 0].sort().values
+        places = torch.arange(len(state[f"{name}/rows"]), device=tensor.device)
+        if len(tensor) != clients or not torch.equal(used, places):
+            raise ValueError(f"{key!r} does not give each of {len(places)} rows to one of {clients} clients")
+    elif kind == "clients":
+        counts, lengths = state[f"{name}/counts"], {len(state[f"{name}/{part}"]) for part in ("ids", "values")}
+        known = tensor.unique()
+        if len(known) < len(tensor) or bool(((tensor < 0) | (tensor >= clients)).any()):
+            raise ValueError(f"{key!r} does not name some of {clients} clients, each once")
+        if len(counts) != len(tensor) or bool((counts < 0).any()) or lengths != {int(counts.sum())}:
+            raise ValueError(f"'{name}/counts' does not say how many rows each client has")
+    elif kind == "ids" and bool((tensor < 0).any()):
+        raise ValueError(f"{key!r} has numbers below 0")

@@ -85,7 +85,7 @@ class StreamingSubspace(Codec):
         self._sampled: list[Tensor] = []
         self._basis: Basis | None = None
         self._absent = CatchUp(len(world.task.federation), self.warmup)
-        self._residuals: list[tuple[float, float]] = []
+        self._residuals: list[tuple[int, float]] = []
 
     def full(self, t: int) -> bool:
         """Do whole updates travel in round ``t``?"""
@@ -207,7 +207,7 @@ class StreamingSubspace(Codec):
         own = self._own(state, ("inner", "absent", "residuals", "basis", "sigma", "sampled"))
         for part, place in ((self._inner, "inner."), (self._absent, "absent.")):
             part.load_state_dict({k.removeprefix(place): v for k, v in own.items() if k.startswith(place)})
-        self._residuals = [(at, share) for at, share in own["residuals"].tolist()]
+        self._residuals = [(int(at), share) for at, share in own["residuals"].tolist()]
         self._basis = Basis(own["basis"], own["sigma"].cpu()) if "basis" in own else None
         self._sampled = list(own["sampled"]) if "sampled" in own else []
 

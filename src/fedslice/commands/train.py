@@ -27,8 +27,9 @@ from fedslice.commands.app import (
 from fedslice.commands.look import write_report
 from fedslice.compare import Target, metric_names, requests, table
 from fedslice.config import Plan, request, resolve
-from fedslice.errors import UserError
+from fedslice.errors import UserError, run_warnings
 from fedslice.measure.instruments import INSTRUMENTS
+from fedslice.runs.directory import RunDirectory
 from fedslice.runs.events import Events
 from fedslice.runs.execute import default_directory, execute
 
@@ -136,17 +137,19 @@ def compare(
 
 def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float, events: str | None) -> dict[str, Any]:
     title = f"{plan.recipe_name} seed {plan.seed}"
-    with ExitStack() as stack:
+    with run_warnings(lambda sentence: say(f"fedslice: {sentence}")), ExitStack() as stack:
         progress = stack.enter_context(console.Follow(errors, title, plan.rounds))
-        hooks = [progress.row]
+        board = None
         if events is not None:
-            hooks.append(stack.enter_context(closing(Events(Path(events) / place.name, plan.config))).row)
+            board = stack.enter_context(closing(Events(Path(events) / place.name, plan.config)))
 
         def on_row(row: dict[str, Any]) -> None:
-            for hook in hooks:
-                hook(row)
+            progress.row(row)
+            if board is not None:
+                board.row(row)
 
-        return execute(
+        finished = RunDirectory(place).finished
+        document = execute(
             plan,
             place,
             resume=resume,
@@ -155,3 +158,7 @@ def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float, ev
             on_row=on_row,
             on_round=progress.round,
         )
+        if finished and board is not None:  # nothing was trained, so no row was told
+            for row in document["metrics"]:
+                board.row(row)
+        return document

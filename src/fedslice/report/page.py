@@ -70,7 +70,7 @@ def write(runs: Sequence[Run], out: Path, *, target: tuple[str, float] | None = 
         with replacing(out) as fresh:
             fresh.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"the report cannot be written to {out} ({error.strerror}); give another --out.") from None
+        raise UserError(f"the report cannot be written to {out} ({error.strerror}); give another file.") from None
 
 
 def render(sections: Sequence[Section], title: str) -> str:

@@ -137,7 +137,7 @@ def _documents(method: Method) -> list[Document]:
     for run in method.begun:
         rows = [{name: number(row, name) for name in names} for row in run.rows]
         metrics = [row | {name: nan for name in costs if row[name] is None} for row in rows]
-        documents.append({"recipe": method.name, "seed": run.seed, "metrics": metrics})
+        documents.append({"recipe": method.name, "seed": run.seed, "metrics": metrics, "diverged": run.diverged})
     return documents
 
 

@@ -40,6 +40,10 @@ class Progress(Display):
         if row is not None and not self._console.is_interactive and time.monotonic() - self._said >= _LINE_SECONDS:
             self._say(run.text)
 
+    def note(self, job: Job, sentence: str) -> None:
+        """Something to know of a run."""
+        self._say(f"{job.title}: {sentence}")
+
     def end(self, job: Job, error: str | None) -> None:
         """A run is over."""
         run = self._running.pop(job.key)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedslice.disk import read_bytes, reason
 from fedslice.errors import UserError
 from fedslice.panel import Panel
 from fedslice.recipe import first_problem
@@ -29,6 +30,9 @@ class Run:
     panels: list[Panel]
     rows: list[dict[str, Any]]
     finished: bool
+    diverged: dict[str, Any] | None = (
+        None  # of a finished run: the round, and how many updates were rejected of how many
+    )
 
     @property
     def task(self) -> str:
@@ -81,8 +85,9 @@ def read(path: Path) -> Run:
         environment,
         command if isinstance(command, str) else None,
         _panels(path / PANELS),
-        _rows(path, run),
+        check_rows(path, run.metrics()),
         run.finished,
+        run.diverged,
     )
 
 
@@ -92,18 +97,18 @@ def _is_run(place: Path) -> bool:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give another run directory.") from None
+        found = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({reason(error)}); give another run directory.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} holds no JSON object, which every run has there; give another run directory.")
     return found
 
 
-def _rows(path: Path, run: RunDirectory) -> list[dict[str, Any]]:
-    rows = run.metrics()
+def check_rows(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the log of the run at ``path``, seen to hold a round and numbers, as an experiment writes them."""
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or type(row.get("round")) is not int:
+        if type(row.get("round")) is not int:
             raise UserError(f"{path / METRICS}, line {number} is no row with a round; give another directory.")
         for name, value in row.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -115,6 +120,8 @@ def _panels(path: Path) -> list[Panel]:
     if not path.exists():
         return []
     try:
-        return _LIST.validate_json(path.read_bytes())
+        return _LIST.validate_json(read_bytes(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason(error)}); delete it, and the report leaves it out.") from None
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; delete the file, and the report leaves it out.") from None

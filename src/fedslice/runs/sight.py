@@ -70,7 +70,7 @@ class Watcher:
 def held(path: Path) -> bool:
     """Does a process write this run? Asked with a shared lock: who watches must not look like who writes."""
     try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY)
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

@@ -125,7 +125,7 @@ def test_a_file_without_permission_is_told_as_that(tmp_path: Path, name: str, mo
     def forbidden(*_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", f"{path}")
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr("fedslice.datasets.packed.open_regular", forbidden)
     assert one_sentence(read, path) == f"{path} cannot be read (Permission denied); check it and its permissions."
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedslice import recipes, tasks
-from fedslice.config import build_task, split_options
+from fedslice import tasks
+from fedslice.config import build_task, settle
 from fedslice.errors import UserError
 from fedslice.measure.heat import describe
 from fedslice.reproduce import names, reproduce, show
@@ -139,9 +139,7 @@ def test_every_cell_resolves(name: str, tmp_path: Path) -> None:
             for cell in line.cells or (Cell(recipe="fedavg"),):
                 for scale in (1.0, 0.5):
                     asked = order(tmp_path).request(setup, setup.settings(cell, scale), recipe=cell.recipe)
-                    options, settings = split_options(asked)
-                    tasks.get(setup.task).check(options)
-                    recipes.get(cell.recipe).with_options(settings)
+                    settle(asked)
 
 
 def test_cells_that_share_a_run_say_so(tmp_path: Path) -> None:

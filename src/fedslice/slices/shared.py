@@ -14,6 +14,7 @@ from fedslice.errors import UserError, unknown
 from fedslice.local.head import head
 from fedslice.panel import Panel
 from fedslice.parts import CHECKED, RoundEnd, World
+from fedslice.settings import first_problem, pairs
 from fedslice.slice import Slice, Values
 from fedslice.slices.base import Slices
 from fedslice.slices.channels import ChannelDropout
@@ -159,13 +160,10 @@ def _matching(pattern: str, task: Task) -> list[str]:
 
 def _build(text: str) -> Slices:
     """The inner part from its name and ``key=value`` words."""
-    from fedslice.recipe import first_problem
-
     name, *words = text.split() or [""]
     if name not in INNER:
-        raise ValueError(str(unknown("part", name, INNER)).rstrip(".?"))
-    settings = dict(word.partition("=")[::2] for word in words)
+        raise unknown("part", name, INNER)
     try:
-        return INNER[name](**settings)
+        return INNER[name](**pairs(words))
     except ValidationError as error:
         raise ValueError(f"{name}: {first_problem(error)}") from None

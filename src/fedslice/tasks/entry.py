@@ -10,16 +10,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice.errors import UserError
-from fedslice.recipe import first_problem
+from fedslice.settings import concerned, first_problem
 from fedslice.task import Task
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Options(BaseModel):
-    """Options of a task; one that it does not know is refused."""
+    """Options of a task; one that it does not know, or of another type, is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Entry:
         try:
             return self.options(**options)
         except ValidationError as error:
-            raise UserError(f"task {self.name}: {first_problem(error)}.") from None
+            raise UserError(f"task {self.name}: {first_problem(error)}.", concerned(error, options)) from None
 
     def build(self, options: Mapping[str, Any], data: Path | None) -> Task:
         """The task with these options."""

@@ -175,9 +175,7 @@ def _replacement(place: str, given: Any, before: Part) -> Part:
     if isinstance(given, _BASES[place]):
         return given
     if not isinstance(given, str):
-        raise UserError(
-            f"{place}={shown(given)}: expected a part or a name, one of: {', '.join(PARTS[place])}."
-        )
+        raise UserError(f"{place}={shown(given)}: expected a part or a name, one of: {', '.join(PARTS[place])}.")
     if given not in PARTS[place]:
         raise unknown(f"{place} part", given, PARTS[place])
     kind = PARTS[place][given]

@@ -126,7 +126,10 @@ def compare(
         plans = [resolve(one) for one in asked]
     aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
     for plan in plans[::seeds]:
-        plan.experiment()  # what cannot run is refused before the first run begins
+        try:
+            plan.experiment()  # what cannot run is refused before the first run begins
+        except UserError as error:
+            raise UserError(f"recipe {plan.recipe_name!r}: {error}") from None
     for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         say(note)
     places = [

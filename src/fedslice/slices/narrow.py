@@ -47,7 +47,10 @@ class Narrow(Slices):
         super().setup(world)
         wanted = _parse(self.widths)
         plain = all(width == _WHOLE for width in wanted)
-        self._layers: dict[str, Layer] = (layers if plain else network)(world.task.module, self._shapes)
+        try:
+            self._layers: dict[str, Layer] = (layers if plain else network)(world.task.module, self._shapes)
+        except UserError as error:
+            raise UserError(f"slices={self.label}: {error}") from None
         held = [prefixes(self._layers, width) for width in wanted]
         if not plain:
             for text, one in zip(_texts(self.widths), held, strict=True):

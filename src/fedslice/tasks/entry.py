@@ -34,6 +34,7 @@ class Entry:
     rounds: int = 100
     eval_every: int = 10
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe: cohort, learning rate, …
+    needs_data: bool = False  # whether, by its default options, it cannot do without --data
 
     def check(self, options: Mapping[str, Any]) -> Options:
         """The options, filled up with defaults; a wrong one is told in a sentence."""

@@ -66,7 +66,10 @@ def test_as_a_process(tmp_path: Path) -> None:
         ((*RUN, "local.foo=1"), "unknown setting 'local.foo'; local has lr, iterations, epochs, batch_size, "),
         ((*RUN, "local.lrr=1"), "unknown setting 'local.lrr'; did you mean 'local.lr'?"),
         ((*RUN, "codec.share=1"), "unknown setting 'codec.share'; codec has no settings."),
-        ((*RUN, "lokal.lr=1"), "unknown setting 'lokal.lr'; settings belong to select, slices, local, codec, combine, "),
+        (
+            (*RUN, "lokal.lr=1"),
+            "unknown setting 'lokal.lr'; settings belong to select, slices, local, codec, combine, ",
+        ),
         ((*RUN, "task.itmes=9"), "unknown setting 'task.itmes'; did you mean 'task.items'?"),
         ((*RUN, "LR=1"), "unknown setting 'LR'; did you mean 'lr'?"),
         (("inspect", "nothere"), "unknown task 'nothere'; choose one of: agnews, "),

@@ -161,7 +161,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Own(lambda s, x: s.c(s.a(x)[:, :3]), a=nn.Linear(4, 6), c=nn.Linear(3, 2)),
         "layer 'c' .*3 inputs",
     ),
-    "untraceable": (lambda: Own(lambda s, x: s.a(x) if x.sum() > 0 else s.b(x), **PARTS), r"Own .*which layer feeds which depends on the values"),
+    "untraceable": (
+        lambda: Own(lambda s, x: s.a(x) if x.sum() > 0 else s.b(x), **PARTS),
+        r"Own .*which layer feeds which depends on the values",
+    ),
 }
 
 

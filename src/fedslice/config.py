@@ -19,7 +19,7 @@ from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment, device_by_name
 from fedslice.recipe import PARTS, Recipe, setting_names
-from fedslice.select.uniform import USUAL_COHORT
+from fedslice.select.base import USUAL_COHORT
 from fedslice.settings import TASK, assigned, first_problem, owners, pairs, written
 from fedslice.task import Task
 from fedslice.tasks.entry import Options, Seed

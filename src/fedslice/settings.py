@@ -19,8 +19,8 @@ TASK = "task"  # the owner of a setting that is no place of a recipe
 
 def owners(key: str, names: Mapping[str, Collection[str]]) -> list[str]:
     """The owners of a setting, given as ``NAME`` or ``OWNER.NAME``, among the setting names by owner."""
-    owner, _, name = key.rpartition(".")
-    return [one for one, own in names.items() if name in own and owner in ("", one)]
+    owner, dot, name = key.rpartition(".")
+    return [one for one, own in names.items() if name in own and (one == owner or not dot)]
 
 
 def assigned(
@@ -62,8 +62,8 @@ def is_setting(key: str, names: Mapping[str, Collection[str]]) -> bool:
 
 def no_setting(key: str, names: Mapping[str, Collection[str]]) -> UserError:
     """Return an error for a setting that nobody has, or not the owner that it names."""
-    owner, _, name = key.rpartition(".")
-    if not owner:
+    owner, dot, name = key.rpartition(".")
+    if not dot:
         places = names.keys() - {TASK}
         return unknown("setting", key, {*places, *(one for own in names.values() for one in own)}, {name})
     if owner not in names:

@@ -9,9 +9,7 @@ from pydantic.dataclasses import dataclass
 from fedslice import rng
 from fedslice.errors import UserError
 from fedslice.parts import CHECKED, Count, World
-from fedslice.select.base import Cohort, Select
-
-USUAL_COHORT = 50
+from fedslice.select.base import USUAL_COHORT, Cohort, Select
 
 
 @dataclass(config=CHECKED)

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.channels import Layer, Prefixes, layers, network, prefixes, same_when_narrow
-from fedslice.errors import UserError
+from fedslice.errors import UserError, shown
 from fedslice.models.images import widths as sub_model
 from fedslice.parts import CHECKED, World
 from fedslice.slice import Axis, Slice
@@ -118,7 +118,7 @@ def _parse(widths: str) -> list[float | list[int]]:
             outputs = []
         if not outputs or min(outputs) < 1:
             raise ValueError(
-                f"{word!r} is no width; give shares above 0 up to 1 (1,0.5), outputs of each layer (32-64,16-32), "
+                f"{shown(word)} is no width; give shares above 0 up to 1 (1,0.5), outputs of each layer (32-64,16-32), "
                 f"or one of {', '.join(SETS)}"
             )
         out.append(outputs)

@@ -144,7 +144,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "groupnorm": (lambda: chain(nn.GroupNorm(2, 6)), r"layer '0' .*GroupNorm \('1'\)"),
     "layernorm": (lambda: chain(nn.ReLU(), nn.LayerNorm(6)), r"layer '0' .*LayerNorm \('2'\)"),
     "sigmoid": (lambda: chain(nn.Sigmoid()), r"layer '0' .*Sigmoid \('1'\)"),
-    "torch.sigmoid": (lambda: Own(lambda s, x: s.c(torch.sigmoid(s.a(x))), **PARTS), r"layer 'a' .*sigmoid"),
+    "torch.sigmoid": (
+        lambda: Own(lambda s, x: s.c(torch.sigmoid(s.a(x))), **PARTS),
+        r"layer 'a' .*'sigmoid' lies",
+    ),
     "x.sigmoid": (lambda: Own(lambda s, x: s.c(s.a(x).sigmoid()), **PARTS), r"layer 'a' .*sigmoid"),
     "softmax": (lambda: Own(lambda s, x: s.c(s.a(x)).softmax(-1), **PARTS), r"layer 'c' .*softmax"),
     "bias by hand": (lambda: Own(lambda s, x: s.c(s.a(x) + 1), **PARTS), r"layer 'a' .*add"),

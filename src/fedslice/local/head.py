@@ -51,8 +51,8 @@ def class_head(task: Task, least: int, method: str) -> Head:
             kind = f"{label.dtype} {list(label.shape[1:])}".removeprefix("torch.").removesuffix(" []") + " numbers"
         raise UserError(
             f"{method} needs labels that are class numbers, and an output of the last Linear layer for each of at "
-            f"least {least} classes, but task {task.name!r} has {kind} as labels and {last.classes} outputs of "
-            f"{last.name!r}; choose another task, or local=sgd."
+            f"least {least} classes, but task {task.name!r} has {kind} as labels and {last.name!r} has "
+            f"{last.classes} outputs; choose another task, or local=sgd."
         )
     return last
 

@@ -58,6 +58,8 @@ def reproduce(
         raise UserError(f"scale={scale:g}; give a number above 0, up to 1 for the paper's own size.")
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs={jobs}; give 1 or more.")
+    if data is not None and not data.exists():
+        raise UserError(f"--data {data} does not exist, expected a folder with the data sets.")
     order = Order(data, out, seeds, scale, jobs or cores(), console)
     wanted = _with_recipes(_with_setups(found, setups, only), recipes)
     if data is None:

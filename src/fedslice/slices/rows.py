@@ -21,8 +21,8 @@ class FeatureRows(Slices):
         super().setup(world)
         if not world.task.index_sets:
             raise UserError(
-                f"slices={self.label} exchanges rows of tables, and task {world.task.name!r} has none; name them "
-                "in Task(tables=...), or use slices=whole."
+                f"slices={self.label} needs a task with tables, and task {world.task.name!r} has none; name them in "
+                "Task(tables=...), or use slices=whole."
             )
         self._index_sets: list[IndexSets] = world.task.index_sets
 

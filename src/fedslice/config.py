@@ -18,6 +18,7 @@ from fedslice.devices import Devices, devices
 from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
 from fedslice.experiment import Experiment, device_by_name
+from fedslice.parts import Part
 from fedslice.recipe import PARTS, Recipe, setting_names
 from fedslice.select.base import USUAL_COHORT
 from fedslice.settings import TASK, assigned, first_problem, owners, pairs, written
@@ -198,48 +199,51 @@ class Settled:
 def settle(asked: Request) -> Settled:
     """Give each setting of a request to its owner, over the usual settings of the task."""
     entry, base = tasks.get(asked.task), recipes.get(asked.recipe)
-    parts, said = base.replaced({key: value for key, value in entry.settings.items() if key in PARTS} | asked.set)
-    names = setting_names(parts)
+    parts, said = _parts(asked)
+    names = known_settings(asked)
     if asked.cohort is not None:
         if "cohort" not in names["select"]:
             raise UserError(f"cohort={asked.cohort} but recipe {asked.recipe!r} takes no cohort; leave it out.")
-        said["cohort" if "select.cohort" in said else "select.cohort"] = (
-            asked.cohort
-        )  # beside another one it is refused
-    own = assigned(said, names | {TASK: entry.options.model_fields}, f" for recipe {asked.recipe!r}")
-    options = entry.check(own.pop(TASK))
+        spelling = "cohort" if "select.cohort" in said else "select.cohort"  # beside another one it is refused
+        said[spelling] = asked.cohort
+    own = assigned(said, names, f" for recipe {asked.recipe!r}")
     usual = assigned({key: value for key, value in entry.settings.items() if owners(key, names)}, names)
     for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
         if own["local"].get(given) is not None:
             usual["local"].pop(other, None)
+    options = entry.check(own[TASK])
     recipe = base.rebuilt(parts, {place: usual[place] | own[place] for place in parts})
     return Settled(options, recipe, own["select"].get("cohort") is not None)
 
 
 def known_settings(asked: Request) -> dict[str, Collection[str]]:
     """The names that ``set`` may hold for this task and this recipe with its replaced parts, by owner."""
-    entry, base = tasks.get(asked.task), recipes.get(asked.recipe)
-    parts, _ = base.replaced({key: value for key, value in asked.set.items() if key in PARTS})
-    return {**setting_names(parts), TASK: entry.options.model_fields}
+    return {**setting_names(_parts(asked)[0]), TASK: tasks.get(asked.task).options.model_fields}
+
+
+def _parts(asked: Request) -> tuple[dict[str, Part], dict[str, Any]]:
+    """The parts of the recipe, with those that the task or the request replaces, and the settings that are left."""
+    usual = {key: value for key, value in tasks.get(asked.task).settings.items() if key in PARTS}
+    return recipes.get(asked.recipe).replaced(usual | asked.set)
 
 
 def _with_a_cohort(settled: Settled, task: Task) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe with a cohort that the task can fill: one that nobody asked for is cut, and a note says so."""
-    select, clients = settled.recipe.select, len(task.federation)
+    recipe, clients = settled.recipe, len(task.federation)
     expected = getattr(settled.options, "clients", clients)
     having = f"{clients} client{'s' * (clients > 1)}"
     having += f", as {expected - clients} of {expected} have no training sample" if expected > clients else ""
-    notes = [f"The task has {having}."] if expected > clients else []
-    if "cohort" in select.setting_names():
-        size = select.settings()["cohort"] or USUAL_COHORT
-        fits = size <= clients or select.repeats()
-        if settled.cohort_given and not fits and select.remote:
-            raise UserError(f"cohort={size} but the task has {having}; give {clients} or fewer.", {"cohort"})
-        if not settled.cohort_given and not fits:
-            notes = [f"The task has {having}. The cohort is {clients}, not {size} as usual."]
+    notes = (f"The task has {having}.",) if expected > clients else ()
+    if "cohort" not in recipe.select.setting_names():
+        return recipe, notes
+    size = recipe.select.settings()["cohort"] or USUAL_COHORT
+    if size > clients and not recipe.select.repeats():
+        if not settled.cohort_given:
+            notes = (f"The task has {having}. The cohort is {clients}, not {size} as usual.",)
             size = clients
-        return settled.recipe.with_options({"select.cohort": size}), tuple(notes)
-    return settled.recipe, tuple(notes)
+        elif recipe.select.remote:
+            raise UserError(f"cohort={size} but the task has {having}; give {clients} or fewer.", {"cohort"})
+    return recipe.with_options({"select.cohort": size}), notes
 
 
 @lru_cache(maxsize=4)

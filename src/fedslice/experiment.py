@@ -69,9 +69,7 @@ class Experiment:
             if value < 1:
                 raise UserError(f"{name}={value}; give 1 or more.")
         if not isinstance(engine, str):
-            raise UserError(
-                f"engine={shown(engine)}: expected a name, one of {', '.join(('auto', *ENGINES))}; an object is none."
-            )
+            raise UserError(f"engine={shown(engine)}: expected a name, one of {', '.join(('auto', *ENGINES))}.")
         if isinstance(measure, str) or not all(isinstance(one, str) for one in measure):
             raise UserError(
                 f"measure={shown(measure)}: expected a list of names, from {', '.join(INSTRUMENTS)}; write for example "
@@ -233,16 +231,13 @@ class Experiment:
 
 def device_by_name(name: str) -> torch.device:
     """The device of this name; one that this machine does not have is refused."""
-    here = [
-        "cpu",
-        *(["cuda"] if torch.cuda.is_available() else []),
-        *(["mps"] if torch.backends.mps.is_available() else []),
-    ]
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    here = [kind for kind, there in found.items() if there]
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        if device.type in here:
+            torch.zeros(1, device=device)  # fails where there are fewer devices of the kind
+            return device
     except (RuntimeError, AssertionError, NotImplementedError):
-        device = None
-    if device is None or device.type not in here:
-        raise UserError(f"Unknown device {shown(name)}. Available here: {', '.join(here)}.")
-    return device
+        pass
+    raise UserError(f"Unknown device {shown(name)}. Available here: {', '.join(here)}.")

@@ -147,8 +147,9 @@ class Recipe:
     def replaced(self, options: Mapping[str, Any]) -> tuple[dict[str, Part], dict[str, Any]]:
         """The parts after the replacements among the options, and the options that are none."""
         parts = self.parts()
-        for place in parts.keys() & options.keys():
-            parts[place] = _replacement(place, options[place], parts[place])
+        for place, part in self.parts().items():
+            if place in options:
+                parts[place] = _replacement(place, options[place], part)
         return parts, {key: value for key, value in options.items() if key not in parts}
 
     def rebuilt(self, parts: Mapping[str, Part], settings: Mapping[str, Mapping[str, Any]]) -> Recipe:
@@ -179,9 +180,8 @@ def _replacement(place: str, given: Any, before: Part) -> Part:
     if given not in PARTS[place]:
         raise unknown(f"{place} part", given, PARTS[place])
     kind = PARTS[place][given]
-    return build(
-        place, kind, {name: value for name, value in before.settings().items() if name in kind.setting_names()}
-    )
+    common = {name: value for name, value in before.settings().items() if name in kind.setting_names()}
+    return build(place, kind, common)
 
 
 def build(place: str, kind: type[Part], settings: Mapping[str, Any]) -> Part:

@@ -110,11 +110,6 @@ def test_a_comparison_gives_a_setting_to_the_recipes_that_have_it_and_judges_eac
     assert (done.code, done.err) == (2, f"fedslice: {AMBIGUOUS}\n")
 
 
-def test_a_recipe_named_twice_in_a_comparison_is_refused() -> None:
-    done = fedslice("compare", *SMALL, "--recipes", "fedavg,fedprox,fedavg")
-    assert (done.code, done.err) == (2, "fedslice: recipe 'fedavg' is named 2 times; name each recipe once.\n")
-
-
 def test_a_model_that_only_one_recipe_of_a_comparison_lacks_is_named() -> None:
     words = ("train=60", "clients=4", "cohort=2")
     for task, model in (("mnist", "fdrl-mlp"), ("fmnist", "fdrl-cnn")):

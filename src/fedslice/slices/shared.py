@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedslice.errors import UserError, unknown
+from fedslice.errors import UserError, shown, unknown
 from fedslice.local.fdrl import ENCODERS
 from fedslice.local.head import head
 from fedslice.models.images import PAIRS, ImageClassifier
@@ -155,8 +155,8 @@ def _matching(pattern: str, task: Task) -> list[str]:
     found = [name for name in task.shapes if fnmatchcase(name, pattern)]
     if not found:
         raise UserError(
-            f"slices=shared: no parameter matches {pattern!r}; the model has {', '.join(task.shapes)}; give patterns "
-            f"that match some of them, or {_model_with(pattern, task)}."
+            f"slices=shared: no parameter matches {shown(pattern)}; the model has {', '.join(task.shapes)}; give "
+            f"patterns that match some of them, or {_model_with(pattern, task)}."
         )
     return found
 

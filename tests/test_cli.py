@@ -255,9 +255,10 @@ def test_a_cohort_is_not_forced_on_a_recipe_without_one() -> None:
     assert [row["recipe"] for row in document["table"]] == ["fedavg", "feddd"]
 
 
-def test_a_recipe_named_twice_runs_once() -> None:
-    document = fedslice("compare", *SMALL, "--recipes", "fedavg, fedavg", "--json").document
-    assert [row["recipe"] for row in document["table"]] == ["fedavg"]
+def test_a_recipe_named_twice_is_refused() -> None:
+    done = fedslice("compare", *SMALL, "--recipes", "fedavg,fedprox, fedavg", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "fedslice: recipe 'fedavg' is named 2 times; name each recipe once.\n"
 
 
 def test_seeds_count_from_the_first() -> None:

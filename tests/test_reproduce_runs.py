@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from command import ENVIRONMENT, fedslice
-from fedslice.reproduce import jobs, show, workers
+from fedslice.reproduce import failures, jobs, show, workers
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Training
 from fedslice.reproduce.jobs import Job, Order
 from fedslice.reproduce.make import make
@@ -123,6 +123,14 @@ def test_a_cell_that_cannot_run_says_why_and_the_others_go_on(document: dict[str
     assert document["rows"][2]["source"] is None
     assert "fedprox mu=-1.0 on hotcold, seed 0: not run: local=prox: mu=-1.0" in said.getvalue()
     assert re.search(r"small: \d+ of 10 runs.*  fedavg on hotcold, seed 1: round 20/20  test auc 0\.", said.getvalue())
+
+
+def test_runs_that_could_not_be_made_are_counted_once(document: dict[str, Any]) -> None:
+    told = failures(document)
+    assert told is not None
+    assert told.startswith("6 of 10 runs could not be made. The first: local=prox: mu=-1.0: ")
+    whole = document | {"rows": [document["rows"][0] | {"cells": document["rows"][0]["cells"][1:]}]}
+    assert failures(whole) is None
 
 
 def test_a_standin_is_judged_by_its_orderings_alone(document: dict[str, Any]) -> None:

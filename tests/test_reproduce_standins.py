@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedslice import recipes, tasks
-from fedslice.config import split_options
+from fedslice.config import settle
 from fedslice.reproduce.exhibits import Cell, Line, Setup
 from fedslice.reproduce.files import load, names, setups
 from fedslice.reproduce.jobs import job
@@ -69,13 +68,12 @@ def pairs(exhibit: str) -> list[Pair]:
 def resolved(setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
     """All that decides a run of the cell but its seed and the place of its data, by place and name; and its aim."""
     asked = job(setup, cell, 0, order(folder)).request
-    task_options, recipe_options = split_options(asked)
+    settled = settle(asked)
     found = {"task": asked.task, "rounds": asked.rounds, "eval_every": asked.eval_every, "devices": asked.devices}
     found |= {"measure": asked.measure, "metric": setup.trained.metric, "target": setup.trained.target}
     found |= {"sampling": setup.trained.sampling, "recipe": asked.recipe}
-    options = tasks.get(asked.task).check(task_options).model_dump()
-    found |= {f"task.{name}": value for name, value in options.items()}
-    for place, part in recipes.get(asked.recipe).with_options(recipe_options).settings().items():
+    found |= {f"task.{name}": value for name, value in settled.options.model_dump().items()}
+    for place, part in settled.recipe.settings().items():
         found |= {f"{place}.{name}": value for name, value in part.items()}
     return found
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from fedslice.config import Request, is_setting, request, setting_names
+from fedslice.config import Request, known_settings, request
 from fedslice.errors import UserError, unknown
 from fedslice.measure.clients import score_names
 from fedslice.measure.instruments import OF_CLIENTS, is_measured
+from fedslice.recipe import PARTS
+from fedslice.settings import TASK, is_setting, no_setting
 from fedslice.task import Task
 
 Document = dict[str, Any]
@@ -50,19 +52,25 @@ def requests(said: Mapping[str, Any], names: Iterable[str], seeds: int) -> list[
     """One request per recipe and seed; a setting, or a cohort, goes to the recipes that have it."""
     if seeds < 1:
         raise UserError(f"seeds={seeds}; give 1 or more.")
-    known = {name: setting_names(request({**said, "recipe": name})) for name in dict.fromkeys(names)}
-    every = [key for keys in known.values() for key in keys]
+    names = list(names)
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"recipe {name!r} is named {names.count(name)} times; name each recipe once.")
+    known = {name: known_settings(request({**said, "recipe": name})) for name in names}
+    every = {owner: [name for own in known.values() for name in own[owner]] for owner in (*PARTS, TASK)}
     settings, first = said.get("set", {}), said.get("seed", 0)
-    for key in [*settings, *(["cohort"] if "cohort" in said else [])]:
+    for key in settings:
         if not is_setting(key, every):
-            raise unknown("setting", key, set(every))
+            raise no_setting(key, every)
+    if "cohort" in said and "cohort" not in every["select"]:
+        raise UserError(f"cohort={said['cohort']} but none of the recipes takes a cohort; leave it out.")
     return [
         request(
-            {key: value for key, value in said.items() if key != "cohort" or "cohort" in keys}
+            {key: value for key, value in said.items() if key != "cohort" or "cohort" in own["select"]}
             | {"recipe": name, "seed": first + number}
-            | {"set": {key: value for key, value in settings.items() if is_setting(key, keys)}}
+            | {"set": {key: value for key, value in settings.items() if is_setting(key, own)}}
         )
-        for name, keys in known.items()
+        for name, own in known.items()
         for number in range(seeds)
     ]
 

@@ -17,14 +17,14 @@ from fedslice import rng
 from fedslice.combine import Total
 from fedslice.devices import Devices
 from fedslice.engines import Trained, choose
-from fedslice.engines.choose import Choice
+from fedslice.engines.choose import ENGINES, Choice
 from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
-from fedslice.errors import RunWarning, UserError
+from fedslice.errors import RunWarning, UserError, shown
 from fedslice.evaluate import evaluate
 from fedslice.measure.base import Moment
 from fedslice.measure.heat import heat_panels
-from fedslice.measure.instruments import Instruments
+from fedslice.measure.instruments import INSTRUMENTS, Instruments
 from fedslice.messages import Message
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
@@ -91,12 +91,19 @@ class Experiment:
         }.items():
             if value < 1:
                 raise UserError(f"{name}={value}; give 1 or more.")
+        if not isinstance(engine, str):
+            raise UserError(f"engine={shown(engine)}: expected a name, one of {', '.join(('auto', *ENGINES))}.")
+        if isinstance(measure, str) or not all(isinstance(one, str) for one in measure):
+            raise UserError(
+                f"measure={shown(measure)}: expected a list of names, from {', '.join(INSTRUMENTS)}; write for example "
+                "measure=['personal']."
+            )
         self._instruments = Instruments(measure)
         self.rounds = rounds
         self.seed = seed
         self.eval_every = eval_every
         self.recipe = copy.deepcopy(recipe)  # parts have memories; a recipe is reused, a memory is not
-        place = _device(device)
+        place = device_by_name(device)
         whole = task if place.type == "cpu" else task.to(place)
         self.task = self.recipe.select.population(whole)
         self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
@@ -309,12 +316,15 @@ class Experiment:
             raise UserError(f"its memories do not fit ({type(error).__name__}: {error})") from error
 
 
-def _device(name: str) -> torch.device:
+def device_by_name(name: str) -> torch.device:
+    """The device of this name; one that this machine does not have is refused."""
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    here = [kind for kind, there in found.items() if there]
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        if device.type in here:
+            torch.zeros(1, device=device)  # fails where there are fewer devices of the kind
+            return device
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(
-            f"device={name!r} is not to be had on this machine; use cpu, or cuda or mps where present."
-        ) from None
-    return device
+        pass
+    raise UserError(f"Unknown device {shown(name)}. Available here: {', '.join(here)}.")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from torch import Tensor
 
 from fedslice.errors import UserError
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from fedslice.store import Store
     from fedslice.task import Task
 
-# Settings of parts are checked where they are given: a wrong value never reaches a round.
-CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-Count = Annotated[int, Field(ge=1, le=10**9)]
+# Settings of parts are checked where they are given: a wrong value never reaches a round. Strict: true is not 1.0.
+CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True)
+Count = Annotated[
+    int, BeforeValidator(lambda given: given.item() if isinstance(given, np.generic) else given), Field(ge=1, le=10**9)
+]
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 

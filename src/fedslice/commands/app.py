@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,18 @@ def said(task: str, settings: list[str] | None, **options: Any) -> dict[str, Any
     base: dict[str, Any] = read_file(Path(task)) if task.endswith(".toml") else {"task": task}
     own = assignments(settings or [])
     return base | given(**options) | {"set": base.get("set", {}) | own}
+
+
+@contextmanager
+def blaming(task: str, settings: list[str] | None) -> Iterator[None]:
+    """Name the experiment file in what is told about a setting that it gives, and that no option gives."""
+    try:
+        yield
+    except UserError as error:
+        own = {key.rpartition(".")[2] for key in assignments(settings or [])}
+        if task.endswith(".toml") and error.settings and not error.settings & own:
+            raise UserError(f"{task}: {error}") from None
+        raise
 
 
 def recipes_in(text: str) -> list[str]:

@@ -48,6 +48,9 @@ def reproduce(
         show(document, as_json, exhibits.tables)
     if report is not None:
         _report(document, report)
+    if (problem := exhibits.failures(document)) is not None:
+        say(f"fedslice: {problem}")
+        raise typer.Exit(1)
 
 
 def _report(document: dict[str, Any], out: str) -> None:

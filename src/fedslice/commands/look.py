@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fedslice import console, recipes, tasks
-from fedslice.commands.app import Data, Json, Page, Settings, TargetText, TaskName, app, said, say, show
+from fedslice.commands.app import Data, Json, Page, Settings, TargetText, TaskName, app, blaming, said, say, show
 from fedslice.compare import Target
 from fedslice.config import build_task, request
 from fedslice.errors import UserError
@@ -44,7 +44,8 @@ def inspect(
 ) -> None:
     """Show a task's clients, samples, feature heat and slice sizes."""
     asked = request(said(task, set_, data=data, seed=seed))
-    built = build_task(asked)
+    with blaming(task, set_):
+        built = build_task(asked)
     document = describe(built)
     if conditioned:
         document["conditioning"] = conditioning(built, built.initial(asked.seed), ridge=ridge)

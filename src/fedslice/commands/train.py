@@ -17,6 +17,7 @@ from fedslice.commands.app import (
     TargetText,
     TaskName,
     app,
+    blaming,
     errors,
     given,
     recipes_in,
@@ -76,7 +77,10 @@ def run(
     fields = said(task, set_, recipe=recipe, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
     fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
     asked = request(fields)
-    plan = resolve(asked)
+    with blaming(task, set_):
+        plan = resolve(asked)
+    for note in plan.notes:
+        say(note)
     place = Path(asked.out) if asked.out else default_directory(plan)
     document = _follow(plan, place, resume, checkpoint_seconds, tensorboard)
     show(document, as_json, console.run_tables)
@@ -115,13 +119,20 @@ def compare(
     fields = said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
     fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
     names = recipes_in(recipe_names)
-    asked = requests(fields, names, seeds)
+    with blaming(task, set_):
+        asked = requests(fields, names, seeds)
     if baseline is not None and (baseline not in names or asked[0].devices is None or target is None):
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
-    plans = [resolve(one) for one in asked]
+    with blaming(task, set_):
+        plans = [resolve(one) for one in asked]
     aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
     for plan in plans[::seeds]:
-        plan.experiment()  # what cannot run is refused before the first run begins
+        try:
+            plan.experiment()  # what cannot run is refused before the first run begins
+        except UserError as error:
+            raise UserError(f"recipe {plan.recipe_name!r}: {error}") from None
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
+        say(note)
     places = [
         Path(one.out) / f"{plan.recipe_name}-seed{plan.seed}" if one.out else default_directory(plan)
         for one, plan in zip(asked, plans, strict=True)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fedslice.errors import UserError, unknown
-from fedslice.recipe import first_problem
 from fedslice.reproduce.exhibits import Exhibit, Setup
+from fedslice.settings import first_problem
 
 Model = TypeVar("Model", bound=BaseModel)
 _SETUPS = "setups"

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from fedslice.disk import read_bytes, reason
 from fedslice.errors import UserError
 from fedslice.panel import Panel
-from fedslice.recipe import first_problem
 from fedslice.runs.directory import CONFIG, ENVIRONMENT, METRICS, ORIGIN, PANELS, RunDirectory
+from fedslice.settings import first_problem
 
 _LIST = TypeAdapter(list[Panel])
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from fedslice.parts import Part
 from fedslice.task import Task
 
+USUAL_COHORT = 50  # clients per round, where nobody says how many
+
 
 @dataclass(frozen=True)
 class Cohort:

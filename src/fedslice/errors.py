@@ -1,4 +1,4 @@
-"""The one exception a user sees: a sentence that says where, what was found, what was expected, what to do."""
+"""The exceptions a user sees: a sentence that says where, what was found, what was expected, what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,6 +9,10 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+class Interrupted(Exception):
+    """Work that Ctrl-C ended before its end; the text says how to take it up again."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

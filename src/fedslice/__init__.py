@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,12 +33,18 @@ if not TYPE_CHECKING:  # type checkers know the names above, and no others
             value = _version()
         elif name in _HOMES:
             value = getattr(import_module(_HOMES[name]), name)
-        elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
-            value = import_module(f"{__name__}.{name}")
         else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            value = _submodule(name)
         globals()[name] = value
         return value
+
+
+def _submodule(name: str) -> Any:
+    from importlib.util import find_spec
+
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from fedslice.loading import INTERRUPTED, loading
 
 _ASSIGNMENT = re.compile(r"[\w.]+=")
 # What stands for a character that the terminal's encoding lacks; any other becomes a question mark.
-_PLAIN = {"…": "...", "±": "+-", "●": "*", "█": "#", "│": "|", "┤": "+", "└": "+", "┬": "+", "─": "-", "·": "*"}
+_PLAIN = {"…": "~", "±": "+-", "●": "*", "█": "#", "│": "|", "┤": "+", "└": "+", "┬": "+", "─": "-", "·": "*"}
 _PLAIN |= {chr(code): "*" for code in range(0x2801, 0x2900)}  # dots of a curve
 
 

@@ -16,7 +16,7 @@ def loading() -> Iterator[None]:
     """Import modules in this block before anything is written.
 
     ``KeyboardInterrupt`` is not safe there: raised while torch starts, it is swallowed and leaves NumPy half loaded, or
-    it ends the process with a C++ error. So the process ends without it, which costs nothing as long as nothing is done.
+    it ends the process with a C++ error. So the process ends without it; nothing is lost, as nothing is done yet.
     """
     if threading.current_thread() is not threading.main_thread():  # where signals cannot be set, nor arrive
         yield

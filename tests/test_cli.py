@@ -9,7 +9,7 @@ import pytest
 from command import SMALL, TINY, fedslice, process, without_seconds
 from fedslice import cli
 from fedslice.compare import Target, table
-from fedslice.recipes import RECIPES
+from fedslice.recipes import ABOUT, RECIPES
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}
@@ -104,12 +104,14 @@ def test_list_as_a_process(tmp_path: Path) -> None:
     assert recipes.keys() == RECIPES.keys()
     assert recipes["fedsubavg"] == {
         "recipe": "fedsubavg",
+        "about": ABOUT["fedsubavg"],
         "select": "uniform",
         "slices": "feature-rows",
         "local": "sgd",
         "codec": "dense",
         "combine": "heat",
         "server": "sgd",
+        "set": {"slices": "feature-rows", "combine": "heat"},
     }
     settings = {(row["place"], row["part"]): row["settings"] for row in document["parts"]}
     assert settings["combine", "heat"] == ["weights", "estimator", "max_coef"]
@@ -256,9 +258,11 @@ def test_a_cohort_is_not_forced_on_a_recipe_without_one() -> None:
 
 
 def test_a_recipe_named_twice_is_refused() -> None:
-    done = fedslice("compare", *SMALL, "--recipes", "fedavg,fedprox, fedavg", "--json")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "fedslice: recipe 'fedavg' is named 2 times; name each recipe once.\n"
+    for command in (("compare", *SMALL), ("reproduce", "S0/table2")):
+        done = fedslice(*command, "--recipes", "fedavg, fedprox,fedavg")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "fedslice: --recipes names 'fedavg' 2 times; name each recipe once.\n"
+    assert not list(Path().iterdir())
 
 
 def test_seeds_count_from_the_first() -> None:

@@ -224,10 +224,10 @@ def test_a_map_of_next_to_nothing_or_of_infinities_is_refused() -> None:
     [
         (("nowhere",), "nowhere holds no run (no config.json)"),
         (("run", "-o", "run"), "run is a directory, expected the name of a file"),
-        (("run", "-o", "no/where.csv"), "no/where.csv cannot be written (No such file or directory); give another"),
+        (("run", "-o", "no/where.csv"), "--out no/where.csv: the folder no does not exist; make it first"),
         (("run", "--chart", "map.svg"), "--chart map.svg draws the map that --tsne makes; add --tsne."),
         (("run", "--tsne", "--chart", "map.pdf"), "ends in 'pdf', expected html, svg or png"),
-        (("run", "--tsne", "--chart", "no/map.svg"), "no/map.svg cannot be written"),
+        (("run", "--tsne", "--chart", "no/map.svg"), "--chart no/map.svg: the folder no does not exist"),
         (("run", "--tsne", "--chart", "a.svg", "-o", "a.svg"), "--chart and --out are both a.svg"),
         (("run", "--tsne", "--chart", "a.svg", "--samples", 20_001), "more points than the 20000 of a --chart"),
         (("run", "--samples", 0), "'--samples': Input should be greater than or equal to 1"),

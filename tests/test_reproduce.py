@@ -213,7 +213,7 @@ def test_what_will_be_missing_without_data_is_said_first(tmp_path: Path, monkeyp
     said = io.StringIO()
     monkeypatch.setattr("fedslice.reproduce.make.make", lambda *given: {"said before": said.getvalue()})
     asked = {"data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1, "console": Console(file=said)}
-    needy = "movielens, movielens-tuned, sent140, renttherunway, amazon-zeroed, amazon-real"
+    needy = "movielens, movielens-tuned, sent140, renttherunway, amazon-zeroed, amazon-real, amazon-tuned"
     words = f"S0/table2: {needy} cannot be made without --data, and will be missing\n"
     assert reproduce("S0/table2", **asked) == {"said before": words}
     said.truncate(0)

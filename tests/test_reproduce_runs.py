@@ -122,6 +122,7 @@ def test_a_cell_that_cannot_run_says_why_and_the_others_go_on(document: dict[str
     assert missing.startswith("not run: task 'movielens' needs data")
     assert document["rows"][2]["source"] is None
     assert "fedprox mu=-1.0 on hotcold, seed 0: not run: local=prox: mu=-1.0" in said.getvalue()
+    assert re.match(r"x/small: 10 runs, [\d,]+ rounds in all, 2 at a time\..* time left is told once", said.getvalue())
     assert re.search(r"small: \d+ of 10 runs.*  fedavg on hotcold, seed 1: round 20/20  test auc 0\.", said.getvalue())
 
 

@@ -230,7 +230,8 @@ def test_words_of_real_messages(tmp_path: Path) -> None:
     told = [cell["verdict"] and cell["verdict"]["verdict"] for cell in document["rows"][0]["cells"]]
     assert told == ["holds", "does not hold", "holds", None, None, "not comparable"]
     assert document["rows"][1]["cells"][0]["words"] == 7 * SIZE + 12
-    assert said.getvalue().count(": flss\n") == 1, "a run that rows share is made once"
+    assert said.getvalue().startswith("x: 6 runs, 66 rounds in all, 1 at a time. ")
+    assert said.getvalue().count("  flss on mnist, seed 0: round 11/11") == 1, "a run that rows share is made once"
     page = show.markdown(document)
     assert "words that a client sends after round 4 of 11" in page
     assert "words that a client sends in 11 rounds" in page

@@ -22,7 +22,7 @@ from fedslice.runs.execute import execute
 
 # Processes that are forked off one in which everything is imported: each is a real one, and starts in no time.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fedslice.cli"])
+SERVER.set_forkserver_preload(["fedslice.cli", "fedslice.runs.execute"])
 
 ROUNDS = 120
 BASE = ("run", "hotcold", "--rounds", ROUNDS, "--eval-every", 4, "--checkpoint-seconds", 0, "--json")

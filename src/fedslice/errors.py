@@ -1,4 +1,4 @@
-"""The one exception a user sees: a sentence that says where, what was found, what was expected, what to do."""
+"""The exceptions a user sees: a sentence that says where, what was found, what was expected, what to do."""
 
 from __future__ import annotations
 

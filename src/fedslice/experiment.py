@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedslice import rng
 from fedslice.combine import Total
 from fedslice.devices import Devices
+from fedslice.divergence import Divergence
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import ENGINES, Choice
 from fedslice.engines.memory import keep_freed
@@ -38,23 +39,6 @@ from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
 _NUMBERS = (*COUNTS, *AMOUNTS, "diverged_round", "sound")  # of an experiment's state
-
-
-class Divergence(NamedTuple):
-    """The end of a run that went astray: the evaluation from which on it was diverged, and its updates in all.
-
-    An evaluation is diverged if a loss or a value of the model is not finite, or if more than half of the updates since
-    the previous evaluation were rejected. A run has diverged if its last evaluation is; one that recovers has not.
-    """
-
-    round: int
-    rejected: int
-    updates: int
-    finite: bool  # the loss and the model at the end
-
-    def __str__(self) -> str:
-        beside = "" if self.finite else ", and its loss or model is not finite"
-        return f"diverged in round {self.round}: {self.rejected:,} of {self.updates:,} updates rejected{beside}"
 
 
 class Experiment:

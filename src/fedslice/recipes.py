@@ -52,6 +52,46 @@ RECIPES: dict[str, Recipe] = {
     "local": Recipe(slices=Shared("none")),
 }
 
+# What each method does, in a line for `fedslice list`.
+ABOUT: dict[str, str] = {
+    "fedavg": "Average the clients' updates, weighted by samples.",
+    "fedprox": "FedAvg with a term that pulls clients to the server's model.",
+    "scaffold": "Correct the drift of local steps by control variates.",
+    "scaffold-approx": "FedAvg whose server steps along an average of past rounds.",
+    "feddyn": "Regularise each client by its past drift; the server adds it.",
+    "feddc": "Track and correct each client's drift from the server's model.",
+    "moon": "Contrast features with the server's model and the last own one.",
+    "fedgen": "Train also on features from a generator learned by the server.",
+    "fedntd": "Distil the server's model on all classes but the sample's own.",
+    "fedavgm": "FedAvg with momentum on the server.",
+    "fedadagrad": "FedAvg with Adagrad on the server.",
+    "fedadam": "FedAvg with Adam on the server.",
+    "fedyogi": "FedAvg with Yogi on the server.",
+    "fedsubavg": "Send only own table rows; scale up rows that few clients hold.",
+    "submodelavg": "Send only own table rows; average each row over its senders.",
+    "centralsgd": "Pool all samples in one place: a reference, not federated.",
+    "feddd": "All clients send their important channels, slow ones fewer.",
+    "fedcs": "Select the fastest clients, up to a budget of parameters.",
+    "oort": "Select clients by utility: their losses and their speed.",
+    "heterofl": "Clients have networks of five fixed widths, 1 to 1/16.",
+    "fjord": "Draw the width of each client's network anew every round.",
+    "flss": "Send coefficients in a subspace that earlier updates span.",
+    "sign": "Send a sign per value and one magnitude, with error feedback.",
+    "sign+flss": "FLSS whose full updates travel as signs.",
+    "fedprox+flss": "FedProx whose updates travel as in FLSS.",
+    "stc": "Send the strongest entries as signs and one magnitude.",
+    "fetchsgd": "Send count sketches, which the server adds and unsketches.",
+    "lbgm": "Send one number while an update resembles the last full one.",
+    "fdrl": "Share an encoder; keep a second, unlike one and the head.",
+    "fedper": "Share all layers but the last, which each client keeps.",
+    "fedrep": "FedPer that trains first the own layer, then the shared ones.",
+    "fedbabu": "FedPer whose last layer stays as initialised.",
+    "lg-fedavg": "Share only the last layer; each client keeps the others.",
+    "ditto": "FedAvg, and per client a model of its own near the server's.",
+    "apfl": "FedAvg, and per client a model mixed of its own and the shared.",
+    "local": "Every client trains alone; nothing is sent.",
+}
+
 
 def get(name: str, **options: Any) -> Recipe:
     """A named method, with its default settings or others.

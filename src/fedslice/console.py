@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fedslice.compare import cadence
 from fedslice.engines.choose import Choice
 from fedslice.measure.instruments import is_measured
 
@@ -162,10 +163,13 @@ def compare_tables(document: Document) -> Shown:
     """When each recipe reached the target, and what it has at the end."""
     rows = document["table"]
     seeds = rows[0]["seeds"]
-    words = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    several = f"mean of seeds {', '.join(map(str, seeds))} ± standard deviation"
+    words = several if len(seeds) > 1 else f"seed {seeds[0]}"
     parts: Shown = [Text(f"{document['task']}, {words}: {document['runs'][0]['source']}")]
     if rows[0]["target"] is not None:
-        parts += [Text(f"until {rows[0]['target']}"), _target_table(rows)]
+        every = cadence(document["runs"])
+        seen = f", seen at evaluations every {every:,} rounds" if every > 1 else ""
+        parts += [Text(f"until {rows[0]['target']}{seen}"), _target_table(rows)]
     parts += [Text(f"after {value('round', rows[0]['round'])} rounds"), _end_table(rows)]
     return parts
 
@@ -175,7 +179,7 @@ def _target_table(rows: Sequence[Document]) -> Table:
     relative = ["t2a"] if "t2a" in rows[0] else []
     table = _table(["recipe", *names, *relative, "seeds that reached it"])
     for row in rows:
-        costs = [value(name, row.get(f"{name}_to_target")) for name in names]
+        costs = [_spread(name, row.get(f"{name}_to_target"), row.get(f"{name}_to_target_std")) for name in names]
         costs += [value(name, row[name]) for name in relative]
         table.add_row(row["recipe"], *costs, f"{row['reached']} of {len(row['seeds'])}")
     return table
@@ -190,13 +194,14 @@ def _end_table(rows: Sequence[Document]) -> Table:
     ]
     table = _table(["recipe", *scores, *costs])
     for row in rows:
-        cells = [f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}" for name in scores]
+        cells = [_spread(name, row[name], row.get(f"{name}_std")) for name in scores]
         table.add_row(row["recipe"], *cells, *(value(name, row.get(name)) for name in costs))
     return table
 
 
-def _deviation(spread: float | None) -> str:
-    return "" if spread is None else f"\n±{spread:.4f}"
+def _spread(name: str, found: float | None, deviation: float | None) -> str:
+    """A mean, and below it the standard deviation over seeds if there is one."""
+    return value(name, found) if deviation is None else f"{value(name, found)}\n±{value(name, deviation)}"
 
 
 def inspect_tables(found: Document) -> Shown:

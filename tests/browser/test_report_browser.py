@@ -150,7 +150,7 @@ def test_the_network_is_forbidden(browser: Any, page: Path) -> None:
 def test_curves_table_panel_and_plain_text(browser: Any, page: Path) -> None:
     show(browser, page)
     assert len(lines(browser)) == 2
-    assert {"fedavg", "fedsubavg", "round", "test auc (dashes: target 0.65)"} <= set(texts(browser))
+    assert {"fedavg", "fedsubavg", "round", "test auc (grey line: target 0.65)"} <= set(texts(browser))
     assert texts(browser, "h2") == ["<script>toy"]
     assert "Until test auc ≥ 0.65" in texts(browser, "caption")
     rows = [re.sub(r"\s+", " ", row) for row in texts(browser, "table:has(tbody) tbody tr")]

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedslice.commands.app import Json, app, show
-from fedslice.compare import lower_is_better
 from fedslice.console import Document, Shown, value
+from fedslice.metrics import Directions, lower_is_better
 from fedslice.runs.clients import read_clients
+from fedslice.runs.reading import directions
 
 _SHOWN = 40  # lines of the table; a program is told all
 
@@ -25,15 +26,17 @@ def clients(
 ) -> None:
     """Show the clients of a run with their own models' scores, the worst first."""
     rows = read_clients(Path(run_dir))
-    show({"run": run_dir, "clients": sorted(rows, key=_goodness)}, as_json, _tables)
+    declared = directions(Path(run_dir))
+    ranked = sorted(rows, key=lambda row: _goodness(row, declared))
+    show({"run": run_dir, "clients": ranked}, as_json, _tables)
 
 
-def _goodness(row: dict[str, Any]) -> tuple[bool, float]:
+def _goodness(row: dict[str, Any], declared: Directions) -> tuple[bool, float]:
     """By the first score, which is the first instrument's; who has none comes last."""
     name, score = list(row.items())[3]
     if score is None:
         return True, 0.0
-    return False, -score if lower_is_better(name) else score
+    return False, -score if lower_is_better(name, declared) else score
 
 
 def _tables(document: Document) -> Shown:

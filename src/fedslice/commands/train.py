@@ -25,10 +25,10 @@ from fedslice.commands.app import (
     show,
 )
 from fedslice.commands.look import write_report
-from fedslice.compare import Target, metric_names, requests, table
+from fedslice.compare import Target, requests, table
 from fedslice.config import Plan, request, resolve
 from fedslice.errors import UserError
-from fedslice.measure.instruments import INSTRUMENTS
+from fedslice.measure.instruments import INSTRUMENTS, score_columns
 from fedslice.runs.events import Events
 from fedslice.runs.execute import default_directory, execute
 
@@ -118,7 +118,8 @@ def compare(
     if baseline is not None and (baseline not in names or asked[0].devices is None or target is None):
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
     plans = [resolve(one) for one in asked]
-    aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
+    scores = score_columns(plans[0].task, plans[0].measure)
+    aim = Target.parse(target, scores, scores) if target is not None else None
     for plan in plans[::seeds]:
         plan.experiment()  # what cannot run is refused before the first run begins
     places = [
@@ -131,7 +132,7 @@ def compare(
     document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim, baseline)}
     show(document, as_json, console.compare_tables)
     say(f"run directories: {places[0].parent}")
-    write_report(places, report, aim)
+    write_report(places, report, aim, baseline)
 
 
 def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float, events: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from fedslice.config import Plan
 from fedslice.engines.choose import Choice
 from fedslice.experiment import Row
+from fedslice.measure.instruments import score_columns
 from fedslice.runs.directory import RunDirectory
 
 OnEngine = Callable[[Choice], None]
@@ -52,6 +53,7 @@ def execute(
                 experiment.load_state_dict(state[1], state[2])
             on_round(experiment.round)
             run.origin(plan.command)
+            run.columns(score_columns(plan.task, plan.measure))
             run.panels(experiment.panels())
             saved = time.monotonic()
             for row in experiment.stream(on_round):

@@ -38,7 +38,7 @@ def test_tables_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_readable(fedslice(*command).out)
     monkeypatch.setenv("COLUMNS", "40")
     narrow = fedslice(*words, "--target", "test_auc=0.99").out
-    assert narrow.partition("until")[2] == compare.out.partition("until")[2]  # runs over the edge, uncut
+    assert narrow.partition("recipe")[2] == compare.out.partition("recipe")[2]  # runs over the edge, uncut
 
 
 def test_tables_hold_large_and_missing_numbers(capsys: pytest.CaptureFixture[str]) -> None:

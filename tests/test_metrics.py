@@ -26,7 +26,7 @@ from fedslice.runs.reading import find, read
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options
 from layouts import one_sentence
-from reports import log, run
+from reports import declared, log, run
 from toys import squared
 
 
@@ -78,10 +78,10 @@ class TestDirection:
         assert target.reached({"test_rmse": 0.8})
 
     def test_what_is_declared_is_stronger_than_a_name(self) -> None:
-        declared = directions({"gain_loss": Metric(worst), "error": Metric(worst, lower_is_better=True), "f1": worst})
-        assert declared == {"gain_loss": False, "error": True, "f1": False}
-        assert Target("test_error", 1.0, declared["error"]).reached({"test_error": 0.5})
-        assert not Target("test_error", 1.0, declared["error"]).reached({"test_error": 1.5})
+        told = directions({"gain_loss": Metric(worst), "error": Metric(worst, lower_is_better=True), "f1": worst})
+        assert told == {"gain_loss": False, "error": True, "f1": False}
+        assert Target("test_error", 1.0, told["error"]).reached({"test_error": 0.5})
+        assert not Target("test_error", 1.0, told["error"]).reached({"test_error": 1.5})
 
     def test_of_a_run_that_declares_nothing_losses_and_errors_go_down_and_all_else_up(self) -> None:
         down = ["train_loss", "test_rmse", "personal_mae_worst", "test_auc", "test_glossy"]
@@ -108,8 +108,7 @@ class TestDirection:
     def test_the_best_method_is_marked_by_it(self) -> None:
         runs = [run(name, rows=log(0.5, test_error=[error])) for name, error in (("fedavg", 0.2), ("fedprox", 0.9))]
         for lower, expected in ((True, [True, False]), (False, [False, True])):
-            told = [type(one)(**{**vars(one), "declared": {"test_error": lower}}) for one in runs]
-            (group,) = gather(told)
+            (group,) = gather([declared(one, test_error=lower) for one in runs])
             sheet = end_sheet(group, summary(group, None))
             assert [row[sheet.columns.index("test error")].best for row in sheet.rows] == expected
 

@@ -36,7 +36,7 @@ def test_tables_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("compare", *SMALL, "--recipes", "fedavg,submodelavg,centralsgd", "--seeds", "2")
     compare = fedslice(*words, "--target", "test_auc=0.99")
     assert_readable(compare.out)
-    assert "until test_auc=0.99\n" in compare.out
+    assert "until test_auc=0.99, seen at evaluations every 2 rounds\n" in compare.out
     assert "0 of 2" in compare.out
     assert "±0." in compare.out
     for command in (("inspect", "hotcold", "--set", *TINY), ("list",)):

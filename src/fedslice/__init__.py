@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from fedslice.errors import UserError
     from fedslice.experiment import Experiment
     from fedslice.federation import Federation, Ragged
+    from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
     from fedslice.task import Task
 
     __version__: str
 
-__all__ = ["Experiment", "Federation", "Ragged", "Recipe", "Task", "UserError", "__version__"]
+__all__ = ["Experiment", "Federation", "Metric", "Ragged", "Recipe", "Task", "UserError", "__version__"]
 
 _HOMES = {
     "Experiment": "fedslice.experiment",
     "Federation": "fedslice.federation",
+    "Metric": "fedslice.metrics",
     "Ragged": "fedslice.federation",
     "Recipe": "fedslice.recipe",
     "Task": "fedslice.task",

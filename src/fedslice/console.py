@@ -272,7 +272,11 @@ def compare_tables(document: Document) -> Shown:
     words = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     parts: Shown = [Text(f"{document['task']}, {words}: {document['runs'][0]['source']}")]
     if rows[0]["target"] is not None:
-        parts += [Text(f"until {rows[0]['target']}"), _target_table(rows)]
+        from fedslice.compare import cadence
+
+        every = cadence(document["runs"])
+        seen = f", seen at evaluations every {every:,} rounds" if every > 1 else ""
+        parts += [Text(f"until {rows[0]['target']}{seen}"), _target_table(rows)]
     for run in document["runs"]:
         if run["diverged"] is not None:
             parts.append(Text(f"{run['recipe']} seed {run['seed']} {Divergence(**run['diverged'])}"))
@@ -287,7 +291,7 @@ def _target_table(rows: Sequence[Document]) -> Table:
     relative = ["t2a"] if "t2a" in rows[0] else []
     table = _table(["recipe", *names, *relative, "seeds that reached it"])
     for row in rows:
-        costs = [value(name, row.get(f"{name}_to_target")) for name in names]
+        costs = [_spread(name, row.get(f"{name}_to_target"), row.get(f"{name}_to_target_std")) for name in names]
         costs += [value(name, row[name]) for name in relative]
         table.add_row(row["recipe"], *costs, f"{row['reached']} of {len(row['seeds'])}")
     return table
@@ -303,16 +307,14 @@ def _end_table(rows: Sequence[Document]) -> Table:
     table = _table(["recipe", *scores, *costs])
     for row in rows:
         none = "diverged" if row["diverged"] else "-"
-        cells = [
-            none if row[name] is None else f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}"
-            for name in scores
-        ]
+        cells = [none if row[name] is None else _spread(name, row[name], row.get(f"{name}_std")) for name in scores]
         table.add_row(row["recipe"], *cells, *(value(name, row.get(name)) for name in costs))
     return table
 
 
-def _deviation(spread: float | None) -> str:
-    return "" if spread is None else f"\n±{spread:.4f}"
+def _spread(name: str, found: float | None, deviation: float | None) -> str:
+    """A mean, and below it the standard deviation over seeds if there is one."""
+    return value(name, found) if deviation is None else f"{value(name, found)}\n±{value(name, deviation)}"
 
 
 def inspect_tables(found: Document) -> Shown:

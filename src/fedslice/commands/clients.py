@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -13,6 +13,9 @@ from rich.text import Text
 from fedslice.commands.app import Json, show
 from fedslice.console import Document, Shown, value
 from fedslice.loading import loading
+
+if TYPE_CHECKING:
+    from fedslice.metrics import Directions
 
 _SHOWN = 40  # lines of the table; a program is told all
 
@@ -27,19 +30,22 @@ def clients(
     """
     with loading():
         from fedslice.runs.clients import read_clients
+        from fedslice.runs.reading import directions
 
     rows = read_clients(Path(run_dir))
-    show({"run": run_dir, "clients": sorted(rows, key=_goodness)}, as_json, _tables)
+    declared = directions(Path(run_dir))
+    ranked = sorted(rows, key=lambda row: _goodness(row, declared))
+    show({"run": run_dir, "clients": ranked}, as_json, _tables)
 
 
-def _goodness(row: dict[str, Any]) -> tuple[bool, float]:
+def _goodness(row: dict[str, Any], declared: Directions) -> tuple[bool, float]:
     """By the first score, which is the first instrument's; who has none comes last."""
-    from fedslice.compare import lower_is_better
+    from fedslice.metrics import lower_is_better
 
     name, score = list(row.items())[3]
     if score is None:
         return True, 0.0
-    return False, -score if lower_is_better(name) else score
+    return False, -score if lower_is_better(name, declared) else score
 
 
 def _tables(document: Document) -> Shown:

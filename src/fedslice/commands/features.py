@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -95,13 +94,14 @@ def _final(run: Run, data: str | None) -> tuple[Task, Values]:
     """The task of a run, built anew, and the global model of its last checkpoint, which must fit it."""
     from fedslice.config import build_task, request
     from fedslice.runs.directory import RunDirectory
+    from fedslice.runs.reading import option
 
     saved = RunDirectory(run.path).resume() if run.finished else None
     if saved is None:
         what = "its checkpoint is gone" if run.finished else "it has not ended"
         raise UserError(f"{run.path} has no final model ({what}); finish the run with --resume, or give another.")
     settings = {key: value for key, value in run.config["task"].items() if key not in ("name", "source")}
-    place = data if data is not None else _data(run.command)
+    place = data if data is not None else option(run.command, "--data")
     task = build_task(request({"task": run.task, "set": settings} | ({} if place is None else {"data": place})))
     if task.source != run.config["task"].get("source"):
         raise UserError(
@@ -118,15 +118,6 @@ def _final(run: Run, data: str | None) -> tuple[Task, Values]:
             f"{wanted.get(differing)}; give a run of this version of its task."
         )
     return task, model
-
-
-def _data(command: str | None) -> str | None:
-    """Where the run's command says its data are."""
-    try:
-        words = shlex.split(command or "")
-    except ValueError:  # no command of ours
-        return None
-    return words[words.index("--data") + 1] if "--data" in words[:-1] else None
 
 
 def _table(found: Features) -> pl.DataFrame:
@@ -158,8 +149,11 @@ def _picture(shown: Panel, kind: Kind) -> bytes:
     import vl_convert  # charts take a while to load, and most commands draw none
 
     from fedslice.report import charts
+    from fedslice.report.page import picture
     from fedslice.report.panels import columns
 
+    if kind == "html":
+        return picture(shown, _SIDE).encode()
     cells = columns(shown)
     rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     spec = charts.panel(shown, "map", _SIDE) | {"height": _SIDE, "title": shown.title, "datasets": {"map": rows}}
@@ -167,13 +161,9 @@ def _picture(shown: Panel, kind: Kind) -> bytes:
         "vl_version": charts.VEGA_LITE,
         "config": charts.theme("light") | {"background": "white"},
     }
-    match kind:
-        case "svg":
-            return vl_convert.vegalite_to_svg(spec, **given).encode()
-        case "png":
-            return vl_convert.vegalite_to_png(spec, scale=2.0, **given)
-        case "html":
-            return vl_convert.vegalite_to_html(spec, bundle=True, **given).encode()
+    if kind == "svg":
+        return vl_convert.vegalite_to_svg(spec, **given).encode()
+    return vl_convert.vegalite_to_png(spec, scale=2.0, **given)
 
 
 def _write(files: dict[Path, bytes]) -> None:

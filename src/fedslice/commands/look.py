@@ -57,6 +57,10 @@ def report(
     run_dirs: Places,
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = "report.html",
     target: TargetText = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Method whose simulated time to the target counts as one; needs --target."),
+    ] = None,
     figures: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder for the same charts as files of their own.")
     ] = None,
@@ -73,7 +77,9 @@ def report(
     runs = [read(place) for place in find(map(Path, run_dirs))]
     metrics = [name for run in runs for row in run.rows[-1:] for name in row if is_measured(name)]
     aim = Target.parse(target, dict.fromkeys(metrics)) if target is not None else None
-    _write(runs, Path(out), aim)
+    if baseline is not None and aim is None:
+        raise UserError(f"--baseline {baseline} needs --target; add for example --target test_auc=0.6.")
+    _write(runs, Path(out), aim, baseline)
     if figures is not None:
         with loading():
             from fedslice.report.figures import save
@@ -123,19 +129,19 @@ def list_(
     show(document, as_json, console.list_tables)
 
 
-def write_report(places: Sequence[Path], out: str | None, target: Target | None) -> None:
+def write_report(places: Sequence[Path], out: str | None, target: Target | None, baseline: str | None = None) -> None:
     """The report of a command that trained, if one was asked for."""
     if out is not None:
         from fedslice.runs.reading import read
 
-        _write([read(place) for place in places], Path(out), target)
+        _write([read(place) for place in places], Path(out), target, baseline)
 
 
-def _write(runs: Sequence[Run], out: Path, target: Target | None) -> None:
+def _write(runs: Sequence[Run], out: Path, target: Target | None, baseline: str | None) -> None:
     with loading():
         from fedslice.report.page import write  # charts take a while to load, and most commands draw none
 
-    write(runs, out, target=_pair(target))
+    write(runs, out, target=_pair(target), baseline=baseline)
     say(f"report: {out}")
 
 

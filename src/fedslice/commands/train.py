@@ -171,8 +171,9 @@ def compare(
     The tables show when each recipe reaches a target, and what it has at the end.
     """
     with loading():
-        from fedslice.compare import Target, metric_names, requests, table
+        from fedslice.compare import Target, requests, table
         from fedslice.config import resolve
+        from fedslice.measure.instruments import score_columns
         from fedslice.runs.execute import default_directory
 
     fields = said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
@@ -184,7 +185,8 @@ def compare(
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
     with blaming(task, set_):
         plans = [resolve(one) for one in asked]
-    aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
+    scores = score_columns(plans[0].task, plans[0].measure)
+    aim = Target.parse(target, scores, scores) if target is not None else None
     for plan in plans[::seeds]:
         try:
             plan.experiment()  # what cannot run is refused before the first run begins
@@ -201,7 +203,7 @@ def compare(
     document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim, baseline)}
     show(document, as_json, console.compare_tables)
     say(f"run directories: {places[0].parent}")
-    write_report(places, report, aim)
+    write_report(places, report, aim, baseline)
 
 
 def _train(

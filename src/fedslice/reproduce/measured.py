@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedslice.compare import Target, lower_is_better
+from fedslice.compare import Target
+from fedslice.metrics import lower_is_better
 from fedslice.reproduce.exhibits import Cell, Line, Setup
 from fedslice.reproduce.jobs import Job
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict

@@ -3,6 +3,7 @@
     config.json             what determines the result; a directory belongs to one configuration for good
     environment.json        the software and hardware on which the run began
     origin.json             the command that makes this run
+    columns.json            of which scores less is better, and of which more
     panels.json             what task and recipe have to show in a report: at the beginning, then at the end
     metrics.jsonl           one row per line, on disk before the next step is taken
     clients.csv             a row per client, if instruments look at single clients; written when the run ends
@@ -37,12 +38,13 @@ from fedslice.runs.environment import describe
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 ORIGIN = "origin.json"
+COLUMNS = "columns.json"
 PANELS = "panels.json"
 METRICS = "metrics.jsonl"
 CLIENTS = "clients.csv"
 _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
-_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
+_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, COLUMNS, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
 LOCK = "lock"
 _ABSENT = object()
 
@@ -119,6 +121,15 @@ class RunDirectory:
         """Note the command that makes this run."""
         self._writable()
         _write_json(self.path / ORIGIN, {"command": command})
+
+    def columns(self, lower_is_better: Mapping[str, bool]) -> None:
+        """Note of each score whether less of it is better."""
+        self._writable()
+        names = {
+            side: [name for name, lower in lower_is_better.items() if lower is which]
+            for side, which in (("lower_is_better", True), ("higher_is_better", False))
+        }
+        _write_json(self.path / COLUMNS, names)
 
     def panels(self, panels: Sequence[Panel]) -> None:
         """Replace what there is to show beside the metrics."""

@@ -15,6 +15,7 @@ from fedslice.config import Plan
 from fedslice.engines.choose import Choice
 from fedslice.errors import RunWarning, UserError
 from fedslice.experiment import Experiment, Row
+from fedslice.measure.instruments import score_columns
 from fedslice.runs.checkpoint import REMEDY
 from fedslice.runs.directory import METRICS, RunDirectory, State
 from fedslice.runs.reading import check_rows
@@ -72,6 +73,7 @@ def _train(
     saved = _resume(experiment, run)
     on_round(experiment.round)
     run.origin(plan.command)
+    run.columns(score_columns(plan.task, plan.measure))
     run.panels(experiment.panels())
     keeper = _Keeper(experiment, run, every, saved)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import date, time
 from typing import TextIO
 
-_CLOSE = 0.7  # of difflib's ratio, which is 0.6 for two names that only have some letters in common
+_CLOSE = 0.65  # of difflib's ratio, which is 0.6 for two names that only have some letters in common
 _LONGEST = 60  # characters of a value in a message
 _LONGEST_INTEGER = 14_000  # bits; Python writes no more than 4,300 digits
 

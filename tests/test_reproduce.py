@@ -54,7 +54,8 @@ RATES = {
     "amazon-zeroed": (0.025, 0.05, 0.05, 0.05, 0.05, 0.05),
     "amazon-real": (0.025, 0.05, 0.05, 0.05, 0.05, 0.05),
     "taobao": (0.5, 0.5, 0.5, 0.5, 0.5, 0.15),
-    "movielens-fast-baselines": (0.4, 0.4, 0.4, 0.4, 0.1, 0.1),
+    "movielens-tuned": (0.1, 0.1, 0.1, 0.1, 0.1, 0.1),  # swept from here
+    "amazon-tuned": (0.025, 0.05, 0.05, 0.05, 0.05, 0.05),
 }
 ADAM = {
     "movielens": (1.0, 0.9, 0.99),
@@ -123,7 +124,7 @@ def test_the_settings_are_the_papers(tmp_path: Path) -> None:
             adam = settings[METHODS.index("fedadam")]
             kind = "sent140" if setup.task == "renttherunway" else setup.task
             assert (adam["server_lr"], adam["beta1"], adam["beta2"]) == ADAM[kind]
-            assert adam["tau"] == 0.001
+            assert adam.get("tau") == (0.001 if name == "taobao" else None), "swept, but where it takes hours"
             asked = job(setup, line.cells[0], 0, order(tmp_path)).request
             bound = [cell.bound for cell in line.cells if cell.bound]
             own = {"renttherunway": 105, "sent140-generated": 150}  # stand-ins with a rate of their own
@@ -145,7 +146,7 @@ def test_every_cell_resolves(name: str, tmp_path: Path) -> None:
 
 
 def test_cells_that_share_a_run_say_so(tmp_path: Path) -> None:
-    """FedSubAvg's default cohort stands in tables 2 and 3 and in both readings of MovieLens, and is run once."""
+    """FedSubAvg at the paper's settings stands in tables 2 and 3, in figure 3, and is run once."""
     keys = set()
     for name in ("S0/table2", "S0/table3", "S0/fig3"):
         exhibit, setups = load(name)

@@ -144,6 +144,20 @@ def test_forward_takes_the_features_by_name() -> None:
     refused(r"Dense.forward takes \(x\) but the federation's feature 'y' would be passed", data, Dense(nn.Linear(3, 1)))
 
 
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"x": np.ones((4, 3))}, r"the federation has 'x'; rename it: features=\{'input': \.\.\.\}\.$"),
+        ({"input": np.ones((4, 3)), "y": np.ones(4)}, "the federation has 'input', 'y'; for several features"),
+        ({"input": Ragged.from_lists([[1]] * 4)}, "the federation has 'input'; for several features or for sequences"),
+    ],
+)
+def test_a_sequential_takes_one_feature_that_is_called_input(features: dict[str, Any], message: str) -> None:
+    module = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    refused(f"nn.Sequential takes one feature, named 'input', but {message}", federation(**features), module)
+    assert Task(federation(input=np.ones((4, 3))), module, squared).shapes
+
+
 class Deaf(nn.Module):
     """Takes a sequence and forgets to take its lengths."""
 

@@ -171,7 +171,7 @@ class Experiment:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total, reports = recipe.combine.begin(), Total()
-        met, losses, times, rejected = [], [], [], 0
+        met, losses, squares, times, rejected = [], [], [], [], 0
         for clients, draws in cohort.chunks(engine.chunk, self._likeness):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
@@ -182,6 +182,8 @@ class Experiment:
             reports.add(report)
             met.append(clients)
             losses.append(trained.losses)
+            if trained.squares is not None:
+                squares.append(trained.squares)
             rejected += int(broken.sum())
             if recipe.select.remote:
                 times.append(self._count(work, report.slice, message))
@@ -190,7 +192,8 @@ class Experiment:
         mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
         share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
-        end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum())
+        squared = torch.cat(squares) if squares else None
+        end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum(), squared)
         recipe.observe(end)
         return end
 

@@ -63,7 +63,8 @@ class RoundEnd:
     """What a part may look at when a round is over: the cohort, its losses, and how the model changed.
 
     ``change`` holds, per parameter that changed, the changed rows (``None``: all) and the difference; ``report`` holds
-    in the same form the sum of what clients sent besides the model.
+    in the same form the sum of what clients sent besides the model. ``squares`` are the mean squared losses of the
+    samples that the clients trained on, if the selection asks for them.
     """
 
     round: int
@@ -71,6 +72,7 @@ class RoundEnd:
     losses: Tensor
     change: Mapping[str, tuple[Tensor | None, Tensor]]
     report: Mapping[str, tuple[Tensor | None, Tensor]]
+    squares: Tensor | None = None
 
 
 class Part:

@@ -35,10 +35,10 @@ RECIPES: dict[str, Recipe] = {
         slices=Width(widths="1,0.5,0.25,0.125,0.0625", own_labels=True), combine=Coverage(weights="uniform")
     ),
     "fjord": Recipe(slices=Width(widths="0.2,0.4,0.6,0.8,1", drawn=True), combine=Coverage()),
-    "flss": Recipe(codec=StreamingSubspace()),
+    "flss": Recipe(codec=StreamingSubspace(), combine=Mean(weights="uniform")),
     "sign": Recipe(codec=Sign()),
-    "sign+flss": Recipe(codec=StreamingSubspace(inner="sign")),
-    "fedprox+flss": Recipe(local=Prox(mu=0.01), codec=StreamingSubspace()),
+    "sign+flss": Recipe(codec=StreamingSubspace(inner="sign"), combine=Mean(weights="uniform")),
+    "fedprox+flss": Recipe(local=Prox(mu=0.01), codec=StreamingSubspace(), combine=Mean(weights="uniform")),
     "stc": Recipe(codec=STC()),
     "fetchsgd": Recipe(codec=FetchSGD()),
     "lbgm": Recipe(codec=LBGM()),

@@ -144,6 +144,8 @@ class Task:
                 )
             if isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 _check_embedding(name, part)
+        if type(self.module).forward is nn.Sequential.forward:
+            self._check_sequential()
         takes = inspect.signature(self.module.forward).parameters
         named = {n: p for n, p in takes.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         given = [*self.federation.train.features]
@@ -158,6 +160,18 @@ class Task:
             )
         if more := [n for n, p in named.items() if n not in given and p.default is p.empty]:
             raise UserError(f"{whose} but the federation has no feature {more[0]!r}; add it, or give it a default.")
+
+    def _check_sequential(self) -> None:
+        """The container names its one argument itself."""
+        features = self.federation.train.features
+        if [*features] == ["input"] and not isinstance(features["input"], Ragged):
+            return
+        found = ", ".join(map(repr, features)) or "none"
+        if len(features) == 1 and isinstance(next(iter(features.values())), Tensor):
+            advice = "rename it: features={'input': ...}"
+        else:
+            advice = "for several features or for sequences write a module whose forward takes them by name"
+        raise UserError(f"nn.Sequential takes one feature, named 'input', but the federation has {found}; {advice}.")
 
     def _check_tables(self) -> None:
         for table, names in self._tables.items():

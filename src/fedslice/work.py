@@ -42,6 +42,7 @@ class Work:
     features: dict[str, Tensor]
     label: Tensor
     real: Tensor
+    squares: bool  # is the mean squared loss of each client's samples asked for?
 
     def steps(self) -> Iterator[Batch]:
         """The batches in their order; sequences are cut to the longest of the step."""
@@ -86,7 +87,8 @@ def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tenso
     start = begin(world, recipe, model, clients, hold, down, layout)
     aside = recipe.local.bring(clients, layout, down)
     reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
-    return Work(t, clients, hold, down, layout, start, aside, reach, features, label, batches.real)
+    squares = recipe.select.squares
+    return Work(t, clients, hold, down, layout, start, aside, reach, features, label, batches.real, squares)
 
 
 def begin(

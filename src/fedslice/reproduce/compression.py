@@ -10,8 +10,9 @@ from fedslice.reproduce.claims import judged
 from fedslice.reproduce.exhibits import Exhibit, Setup
 from fedslice.reproduce.figures import BASELINE, against
 from fedslice.reproduce.jobs import Order
-from fedslice.reproduce.measured import Measured, Reading, by_seed, not_run, readings
+from fedslice.reproduce.measured import Measured, Reading, by_seed, not_run
 from fedslice.reproduce.printed import printed
+from fedslice.reproduce.readings import readings
 
 Document = dict[str, Any]
 

@@ -6,6 +6,8 @@ public.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -36,6 +38,30 @@ class _Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Sweep(_Data):
+    """A declared grid for settings that the paper leaves open, or that every method may choose for itself.
+
+    ``grids`` has, by recipe, the values of each swept setting; all their combinations are tried, and every recipe has
+    the same number of tries. ``seeds`` choose and are never reported.
+    """
+
+    seeds: tuple[Rounds, ...] = Field(min_length=1, strict=False)
+    rounds: Rounds | None = None  # of a try, if fewer than the setup's
+    grids: dict[str, dict[str, Annotated[tuple[float, ...], Field(min_length=1, strict=False)]]]
+
+    def tries(self, recipe: str) -> list[dict[str, float]]:
+        """The settings of every try of a recipe, none if it has no grid."""
+        grid = self.grids.get(recipe)
+        return [] if grid is None else [dict(zip(grid, point, strict=True)) for point in product(*grid.values())]
+
+    @model_validator(mode="after")
+    def _every_recipe_has_as_many_tries(self) -> Self:
+        counts = {recipe: len(self.tries(recipe)) for recipe in self.grids}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"every recipe needs the same number of tries, found {counts}")
+        return self
+
+
 class Training(_Data):
     """How long a setup trains, what it aims at, and what single recipes are given beside the common settings."""
 
@@ -47,6 +73,7 @@ class Training(_Data):
     devices: str | None = None  # on which the time of a round is simulated
     measure: tuple[str, ...] = Field(default=(), strict=False)
     recipes: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    sweep: Sweep | None = None
     note: str | None = None
 
 
@@ -59,6 +86,8 @@ class Setup(_Data):
     folders: tuple[str, ...] = Field(default=(), strict=False)  # below --data, one of which holds them; else it itself
     standin: str | None = None  # what it runs on, if that is not what the paper ran on
     unless: str | None = None  # what the source of the data says if they are the paper's own after all
+    stands_for: str | None = None  # the paper's own setup, in whose place this one is run
+    differs: dict[str, str] = Field(default_factory=dict)  # settings that are not that setup's, each with a word on it
     part: str | None = None  # why the data at hand may be fewer than the paper's
     population: bool = False  # does --scale shrink its clients too?
     images: Rounds | None = None  # training images of an image task, which --scale shrinks too
@@ -80,14 +109,21 @@ class Setup(_Data):
             raise UserError(f"the setup of {self.task} ({self.reading}) has no target; add one.")
         return self.trained.target
 
+    @property
+    def remark(self) -> str | None:
+        """What is to be said of its training: how it differs from the paper's, and its note."""
+        unlike = "; ".join(dict.fromkeys(self.differs.values()))
+        words = [f"Unlike the exhibit's own setup: {unlike}."] if unlike else []
+        return " ".join([*words, *([self.trained.note] if self.trained.note else [])]) or None
+
     def stands_in(self, source: str | None) -> str | None:
         """What it ran on, if that is not what the paper ran on."""
         return None if self.unless and source and self.unless in source else self.standin
 
-    def settings(self, cell: Cell, scale: float) -> dict[str, Any]:
-        """What a cell's runs are given under ``set``."""
+    def settings(self, cell: Cell, scale: float, chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What a cell's runs are given under ``set``; ``chosen`` are the settings of a try."""
         own = self.training.recipes.get(cell.recipe, {}) if self.training else {}
-        return self.options(scale) | own | cell.set
+        return self.options(scale) | own | dict(chosen or {}) | cell.set
 
     def options(self, scale: float) -> dict[str, Any]:
         """The settings that all recipes share, with clients or images that may be scaled."""

@@ -12,7 +12,8 @@ from fedslice.reproduce import verdicts
 from fedslice.reproduce.claims import judged
 from fedslice.reproduce.exhibits import Exhibit, Kind, Setup, Span
 from fedslice.reproduce.jobs import Order
-from fedslice.reproduce.measured import Measured, Reading, by_seed, not_run, readings
+from fedslice.reproduce.measured import Measured, Reading, by_seed, not_run
+from fedslice.reproduce.readings import readings
 from fedslice.reproduce.verdicts import Hits
 
 Document = dict[str, Any]

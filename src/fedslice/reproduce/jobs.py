@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,12 +82,19 @@ class Job:
         return self.rounds * clients * share * int(settings.get("batch_size") or 1)
 
 
-def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
-    """The run of a cell with one seed."""
+def job(
+    setup: Setup,
+    cell: Cell,
+    seed: int,
+    order: Order,
+    chosen: Mapping[str, Any] | None = None,
+    length: int | None = None,
+) -> Job:
+    """The run of a cell with one seed; a try of a sweep has settings and a length of its own."""
     training = setup.trained
-    whole = cell.length or training.rounds
+    whole = length or cell.length or training.rounds
     rounds = scaled(whole, order.scale)
-    settings = setup.settings(cell, order.scale)
+    settings = setup.settings(cell, order.scale, chosen)
     if "warmup" in settings:
         settings = settings | {"warmup": _shortened(settings["warmup"], rounds, whole)}
     sampling = sampled(training, order.scale)
@@ -102,7 +109,8 @@ def job(setup: Setup, cell: Cell, seed: int, order: Order) -> Job:
         seed=seed,
         **more,
     )
-    return Job(asked, training.metric, cell.name)
+    name = " ".join([cell.name, *(f"{key}={value:g}" for key, value in (chosen or {}).items())])
+    return Job(asked, training.metric, name)
 
 
 def scaled(rounds: int, scale: float) -> int:

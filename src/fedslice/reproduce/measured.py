@@ -1,30 +1,33 @@
-"""The runs of an exhibit that trains: made once, then read by row, cell and seed."""
+"""The runs of an exhibit that trains, read by row, cell and seed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from fedslice.compare import Target, lower_is_better
-from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
-from fedslice.reproduce.jobs import Job, Order, job, sampled, scaled
-from fedslice.reproduce.progress import Progress
+from fedslice.reproduce.exhibits import Cell, Line, Setup
+from fedslice.reproduce.jobs import Job
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict
-from fedslice.reproduce.workers import Outcome, run_all
+from fedslice.reproduce.workers import Outcome
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of a cell, one per seed; ``missing`` says why there is nothing to judge."""
+    """The runs of a cell, one per seed; ``missing`` says why there is nothing to judge.
+
+    ``tries`` are the documents of the sweep that chose the cell's settings, if there was one.
+    """
 
     cell: Cell
     jobs: Sequence[Job]
     outcomes: Sequence[Outcome]
     metric: str
+    tries: Sequence[Document] = ()
 
     @property
     def missing(self) -> str | None:
@@ -78,6 +81,7 @@ class Measured:
             "cell": self.cell.name,
             "recipe": self.cell.recipe,
             "settings": self.jobs[0].request.set,
+            "sweep": list(self.tries),
             "runs": [self._run(place, curves) for place in range(len(self.jobs))],
         }
 
@@ -132,35 +136,10 @@ class Reading:
             "task": self.setup.task,
             "source": self.source,
             "standin": self.setup.stands_in(self.source),
-            "note": self.setup.trained.note,
+            "note": self.setup.remark,
             "metric": self.setup.trained.metric,
             "rounds": self.rounds,
         }
-
-
-def readings(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order) -> list[Reading]:
-    """Run everything, then one reading per line and setup."""
-    asked = [
-        job(setups[setup], cell, seed, order)
-        for line in exhibit.row
-        for setup in line.setups
-        for cell in line.cells
-        for seed in range(order.seeds)
-    ]
-    with Progress(order.console, name, asked, order.jobs) as progress:
-        outcomes = run_all(asked, order.out, order.jobs, progress)
-    return [_reading(line, setups[setup], order, outcomes) for line in exhibit.row for setup in line.setups]
-
-
-def _reading(line: Line, setup: Setup, order: Order, outcomes: Mapping[str, Outcome]) -> Reading:
-    training = setup.trained
-    cells = []
-    for cell in line.cells:
-        jobs = [job(setup, cell, seed, order) for seed in range(order.seeds)]
-        cells.append(Measured(cell, jobs, [outcomes[one.key] for one in jobs], training.metric))
-    rounds = scaled(training.rounds, order.scale)
-    scale = f"scaled to {rounds} of {training.rounds} rounds{setup.shrunk(order.scale)}" if order.scale != 1 else None
-    return Reading(line, setup, cells, rounds, scale, sampled(training, order.scale))
 
 
 def by_seed(values: Sequence[float | None]) -> Document:

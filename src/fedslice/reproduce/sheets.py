@@ -127,6 +127,21 @@ def span(found: Document, form: str) -> str:
     return "-" if found["paper"] is None else " to ".join(f"{number:{form}}" for number in found["paper"])
 
 
+def sweeps(row: Document) -> Iterator[Sheet]:
+    """Every try of the sweeps that chose settings, if there were any."""
+    rows = [_try(cell["cell"], one) for cell in row.get("cells", []) for one in cell.get("sweep", [])]
+    if rows:
+        chosen_on = sorted({seed for cell in row["cells"] for one in cell["sweep"] for seed in one["seeds"]})
+        title = f"{short_heading(row)}: all tries, on seeds {', '.join(map(str, chosen_on))}"
+        yield Sheet(title, ["recipe", "settings", "rounds", f"best {row['metric']}", ""], rows)
+
+
+def _try(cell: str, one: Document) -> list[str]:
+    settings = ", ".join(f"{key}={value:g}" for key, value in one["settings"].items())
+    hits = ", ".join("not reached" if hit is None else f"{hit:,}" for hit in one["rounds_to_target"]["by_seed"])
+    return [cell, settings, hits, seeds(one["best"]), "chosen" if one["chosen"] else one["error"] or ""]
+
+
 def seeds(found: Document) -> str:
     """The scores of all seeds."""
     values: Sequence[float | None] = found["by_seed"]

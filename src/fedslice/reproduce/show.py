@@ -11,7 +11,18 @@ from rich.text import Text
 
 from fedslice.console import value
 from fedslice.reproduce import compression_sheets, figure_sheets
-from fedslice.reproduce.sheets import POINTS, Sheet, curves, heading, measured, not_run, one_error, score, verdict
+from fedslice.reproduce.sheets import (
+    POINTS,
+    Sheet,
+    curves,
+    heading,
+    measured,
+    not_run,
+    one_error,
+    score,
+    sweeps,
+    verdict,
+)
 
 Document = dict[str, Any]
 
@@ -63,6 +74,7 @@ def _notes(document: Document) -> list[str]:
 def _sheets(document: Document) -> Iterator[Sheet]:
     for row in document["rows"]:
         yield from _KINDS[document["kind"]](row)
+        yield from sweeps(row)
 
 
 def _rounds(row: Document) -> Iterator[Sheet]:

@@ -8,7 +8,8 @@ from typing import Any
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.exhibits import Exhibit, Setup
 from fedslice.reproduce.jobs import Order
-from fedslice.reproduce.measured import Measured, Reading, by_seed, not_run, readings, unless
+from fedslice.reproduce.measured import Measured, Reading, by_seed, not_run, unless
+from fedslice.reproduce.readings import readings
 from fedslice.reproduce.verdicts import Hits, Verdict
 
 Document = dict[str, Any]

@@ -82,7 +82,7 @@ def _row(line: Line, setup: Setup, cells: list[Document], after: int, rounds: in
         "task": setup.task,
         "source": None,
         "standin": setup.standin,
-        "note": setup.trained.note,
+        "note": setup.remark,
         "rounds": rounds,
         "after": after,
         "cells": cells,

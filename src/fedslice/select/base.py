@@ -33,6 +33,7 @@ class Select(Part):
     """Who takes part."""
 
     remote: ClassVar[bool] = True  # does anything travel over a network?
+    squares: ClassVar[bool] = False  # do clients report the mean squared loss of the samples they trained on?
 
     def repeats(self) -> bool:
         """May one client appear twice in a cohort?"""

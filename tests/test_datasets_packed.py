@@ -101,9 +101,8 @@ def test_methods_that_unpack_without_bounds_are_refused(tmp_path: Path, method: 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     os.mkfifo(path)
-    assert one_sentence(read, path) == (
-        f"{path} is a folder, a pipe or a device, expected a file with data; give another path."
-    )
+    said = f"{path} cannot be read (it is a named pipe, expected a regular file); check it and its permissions."
+    assert one_sentence(read, path) == said
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device here")
@@ -111,12 +110,12 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path, name: str) -> N
 def test_a_device_is_refused_behind_a_link_too(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.symlink_to("/dev/zero")
-    assert "is a folder, a pipe or a device" in one_sentence(read, path)
+    assert "it is a device, expected a regular file" in one_sentence(read, path)
     assert stat.S_ISCHR(path.stat().st_mode)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert one_sentence(read, tmp_path).startswith(f"{tmp_path} is a folder, a pipe or a device")
+    assert one_sentence(read, tmp_path).startswith(f"{tmp_path} cannot be read (")
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -126,7 +125,7 @@ def test_a_file_without_permission_is_told_as_that(tmp_path: Path, name: str, mo
     def forbidden(*_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", f"{path}")
 
-    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr("fedslice.datasets.packed.open_regular", forbidden)
     assert one_sentence(read, path) == f"{path} cannot be read (Permission denied); check it and its permissions."
 
 

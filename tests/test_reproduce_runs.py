@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from command import ENVIRONMENT, fedslice
-from fedslice.reproduce import jobs, measured, show, workers
+from fedslice.reproduce import jobs, show, workers
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Training
 from fedslice.reproduce.jobs import Job, Order
 from fedslice.reproduce.make import make
@@ -144,7 +144,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_all(jobs: Iterable[Job], out: Path, lanes: int, progress: Progress) -> dict[str, workers.Outcome]:
         return {job.key: workers._work(job.request, out) for job in jobs}
 
-    monkeypatch.setattr(measured, "run_all", run_all)
+    monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
 
 
 @pytest.mark.usefixtures("here")

@@ -6,7 +6,6 @@ refused before it is read. Headers can lie, so no more than the limit is unpacke
 
 import errno
 import gzip
-import stat
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from struct import error as StructError
 from typing import IO, cast
 
+from fedslice.disk import open_regular
 from fedslice.errors import UserError
 
 _DAMAGED = (
@@ -97,9 +97,7 @@ def _whole(place: str, stream: IO[bytes], limit: int, size: int | None = None) -
 def _regular(path: Path) -> Iterator[IO[bytes]]:
     """The opened file; a pipe could keep its reader waiting for ever, and a device give bytes without end."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path} is a folder, a pipe or a device, expected a file with data; give another path.")
-        stream = path.open("rb")
+        stream = open_regular(path)
     except OSError as error:
         raise _unreadable(path, error) from error
     with stream:

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ class Experiment:
     (cumulative over all clients), ``rejected`` (updates refused for want of a finite norm), ``seconds``, and what the
     instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
-    slowest client (S3, equation 12).
+    slowest client (S3, equation 12). ``scratch`` is a folder for what grows with the rounds beyond a checkpoint's size;
+    who continues a saved experiment gives the same one.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Experiment:
         device: str = "cpu",
         measure: Sequence[str] = (),
         devices: Devices | None = None,
+        scratch: Path | None = None,
     ):
         for name, value in {
             "rounds": rounds,
@@ -81,7 +84,7 @@ class Experiment:
         if devices is not None and len(devices) != len(task.federation):
             raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
         self._devices = devices if self.recipe.select.remote else None
-        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds)
+        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds, scratch)
         self.recipe.setup(self.world)
         self._measured = replace(self.world, task=whole)
         self._instruments.setup(self._measured)

@@ -29,6 +29,7 @@ from fedslice.compare import Target, metric_names, requests, table
 from fedslice.config import Plan, request, resolve
 from fedslice.errors import UserError
 from fedslice.measure.instruments import INSTRUMENTS
+from fedslice.runs.directory import RunDirectory
 from fedslice.runs.events import Events
 from fedslice.runs.execute import default_directory, execute
 
@@ -119,12 +120,13 @@ def compare(
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
     plans = [resolve(one) for one in asked]
     aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
-    for plan in plans[::seeds]:
-        plan.experiment()  # what cannot run is refused before the first run begins
     places = [
         Path(one.out) / f"{plan.recipe_name}-seed{plan.seed}" if one.out else default_directory(plan)
         for one, plan in zip(asked, plans, strict=True)
     ]
+    for plan, place in list(zip(plans, places, strict=True))[::seeds]:
+        if not RunDirectory(place).finished:
+            plan.experiment(RunDirectory(place).scratch)  # what cannot run is refused before the first run begins
     runs = [
         _follow(plan, place, resume, checkpoint_seconds, tensorboard) for plan, place in zip(plans, places, strict=True)
     ]

@@ -7,6 +7,7 @@
     metrics.jsonl           one row per line, on disk before the next step is taken
     clients.csv             a row per client, if instruments look at single clients; written when the run ends
     checkpoint.safetensors  the newest state, and how many rows of the log belong to it
+    scratch                 what is too large for a checkpoint, which counts on it; removed when the run ends
     finished.json           written last: the run is complete
     lock                    held by the process that writes the run, and released with its death
 
@@ -18,6 +19,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +43,7 @@ _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
 _REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
 LOCK = "lock"
+_SCRATCH = "scratch"
 _ABSENT = object()
 
 
@@ -82,6 +85,11 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the run is complete."""
         return (self.path / FINISHED).exists()
+
+    @property
+    def scratch(self) -> Path:
+        """A folder, which need not exist, for files that grow with the run."""
+        return self.path / _SCRATCH
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of the log, oldest first."""
@@ -141,7 +149,9 @@ class RunDirectory:
 
     def finish(self) -> None:
         """Mark the run as complete. Nothing can be written to it from then on, so the lock is released."""
-        _write_json(self.path / FINISHED, {"metric_rows": self._writable()})
+        rows = self._writable()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        _write_json(self.path / FINISHED, {"metric_rows": rows})
         self.close()
 
     def close(self) -> None:

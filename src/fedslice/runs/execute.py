@@ -42,14 +42,17 @@ def execute(
     ``checkpoint_seconds`` old. Whatever instant a run is killed at, it resumes from the last checkpoint, or begins
     again if there is none, and comes to the same metrics.
     """
-    experiment = plan.experiment()  # this and the engine's first step refuse what cannot run before a directory is made
-    if not RunDirectory(out).finished:
+    # This and the engine's first step refuse what cannot run before a directory is made; a finished run is only read.
+    waiting = RunDirectory(out)
+    experiment = None if waiting.finished else plan.experiment(waiting.scratch)
+    if experiment is not None:
         on_engine(experiment.engine)
     with RunDirectory.open(out, plan.config, resume=resume) as run:
-        if not run.finished:
+        if experiment is not None and not run.finished:
             state = run.resume()
             if state is not None:
                 experiment.load_state_dict(state[1], state[2])
+                del state  # it may be as large as all that the experiment itself keeps
             on_round(experiment.round)
             run.origin(plan.command)
             run.panels(experiment.panels())

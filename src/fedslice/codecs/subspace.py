@@ -60,6 +60,11 @@ class StreamingSubspace(Codec):
     def __post_init__(self) -> None:
         self._inner = INNER[self.inner]()
 
+    @property
+    def keeps_zeros(self) -> bool:  # type: ignore[override]
+        """A zero adds nothing to a coefficient; in full rounds it is as the inner codec has it."""
+        return self._inner.keeps_zeros
+
     def check(self, recipe: Recipe) -> None:
         """What the inner codec refuses."""
         self._inner.check(recipe)

@@ -29,6 +29,10 @@ class Uniform(Select):
         if self.cohort > clients and not self.replacement:
             raise UserError(f"cohort={self.cohort} but the task has {clients} clients; give {clients} or fewer.")
 
+    def seen(self, rounds: int | None, clients: int) -> int:
+        """A cohort of others in every round, while there are others."""
+        return clients if rounds is None else min(clients, rounds * self.cohort)
+
     def choose(self, t: int, clients: int, seed: int) -> Cohort:
         """Draw with a generator of the round's own."""
         draw = rng.generator(seed, rng.Purpose.COHORT, t)

@@ -75,7 +75,8 @@ def experiment(name: str, made: Task, **options: Any) -> Experiment:
         "fedcs": {"budget": COHORT / CLIENTS},
         "fedgen": {"cohort": COHORT, "server_steps": 2, "width": 4, "generated": 4},
     }
-    own |= dict.fromkeys(("flss", "sign+flss", "fedprox+flss"), {"cohort": COHORT, "rank": 2, "warmup": 1, "every": 2})
+    for key in ("flss", "sign+flss", "fedprox+flss"):
+        own[key] = {"cohort": COHORT, "rank": 2, "warmup": 1, "every": 2}
     settings = own.get(name, {"cohort": COHORT}) | {"iterations": 2, "batch_size": 2, "lr": 0.05} | options
     return begun(made, get(name, **settings), rounds=9)
 

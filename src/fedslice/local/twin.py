@@ -64,8 +64,8 @@ class Twin(SGD):
         if rows is None or not rows[1].shape[1]:
             return None
         own = part.replace({name: rows[0]})
-        whole = layout.axes[name][0] is None
-        last = own.spread(name, rows[1]) if whole else part.pick({name: rows[1]}, own)[name]
+        all_rows = layout.axes[name][0] is None
+        last = own.spread(name, rows[1]) if all_rows else part.pick({name: rows[1]}, own)[name]
         return last, own.inside(part, name).to(last.device)
 
     def beside(self, work: Work) -> Values:

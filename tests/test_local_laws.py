@@ -179,7 +179,7 @@ def test_with_its_term_it_is_not(name: str) -> None:
 def test_private_parameters_are_trained_as_they_are(name: str) -> None:
     """With shared blocks nothing private is remembered but the block itself."""
     done = run(pair(), recipe(METHODS[name](), slices=Shared(patterns="shared.*")), rounds=3)
-    kept = [key for key in done.store.state_dict() if not key.startswith("kept/")]
+    kept = [key for key in done.store.state_dict() if not key.startswith("kept/") and not key.endswith("/places")]
     assert kept
     assert all("/shared." in key for key in kept)
 

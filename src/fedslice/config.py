@@ -82,8 +82,8 @@ class Plan:
     command: str
     notes: tuple[str, ...] = ()
 
-    def experiment(self) -> Experiment:
-        """The experiment, at its first round."""
+    def experiment(self, scratch: Path | None = None) -> Experiment:
+        """The experiment, at its first round, with a folder for what is too large for a checkpoint."""
         return Experiment(
             self.task,
             self.recipe,
@@ -95,6 +95,7 @@ class Plan:
             device=self.device,
             measure=self.measure,
             devices=self.devices,
+            scratch=scratch,
         )
 
 

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class Experiment:
     rounds, without evaluations; of a round during which the program was stopped, as :class:`Stopwatch` says), and what
     the instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
-    slowest client (S3, equation 12).
+    slowest client (S3, equation 12). ``scratch`` is a folder for what grows with the rounds beyond a checkpoint's size;
+    a saved experiment is continued with the same one.
 
     The first round with rejected updates is told by a :class:`RunWarning`, and so is a run that ends diverged.
     """
@@ -67,6 +69,7 @@ class Experiment:
         device: str = "cpu",
         measure: Sequence[str] = (),
         devices: Devices | None = None,
+        scratch: Path | None = None,
     ):
         for name, value in {
             "rounds": rounds,
@@ -95,7 +98,7 @@ class Experiment:
         if devices is not None and len(devices) != len(task.federation):
             raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
         self._devices = devices if self.recipe.select.remote else None
-        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds)
+        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds, scratch)
         self.recipe.setup(self.world)
         self._measured = replace(self.world, task=whole)
         self._instruments.setup(self._measured)

@@ -116,6 +116,10 @@ class Samples:
         """Samples per client."""
         return self.offsets.diff()
 
+    def sizes_of(self, clients: Tensor) -> Tensor:
+        """Samples of these clients alone, however many others there are."""
+        return self.offsets[clients + 1] - self.offsets[clients]
+
     def batch(self, index: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Features and labels of samples ``index`` [...]; a ragged feature brings ``<name>_length`` along."""
         features: dict[str, Tensor] = {}

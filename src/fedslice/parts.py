@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class World:
     recipe: Recipe
     devices: Devices | None = None
     rounds: int | None = None  # how long the run is
+    scratch: Path | None = None  # a folder of the run's own, for what is too large for memory or for a checkpoint
 
     def round_bytes(self) -> Tensor:
         """What each client holds, in bytes: what it would exchange each way if it exchanged all of it."""

@@ -81,7 +81,7 @@ def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tenso
     hold = recipe.slices.hold(t, clients)
     down = recipe.slices.down(t, clients, hold)
     scale = recipe.select.batch_scale()
-    batches = recipe.local.batches(t, clients, draws, samples.sizes[clients], scale, world.seed)
+    batches = recipe.local.batches(t, clients, draws, samples.sizes_of(clients), scale, world.seed)
     features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
     layout = _relabel(world, recipe, clients, hold, features)
     start = begin(world, recipe, model, clients, hold, down, layout)

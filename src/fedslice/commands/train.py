@@ -174,6 +174,7 @@ def compare(
         from fedslice.compare import Target, requests, table
         from fedslice.config import resolve
         from fedslice.measure.instruments import score_columns
+        from fedslice.runs.directory import RunDirectory
         from fedslice.runs.execute import default_directory
 
     fields = said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
@@ -187,17 +188,19 @@ def compare(
         plans = [resolve(one) for one in asked]
     scores = score_columns(plans[0].task, plans[0].measure)
     aim = Target.parse(target, scores, scores) if target is not None else None
-    for plan in plans[::seeds]:
-        try:
-            plan.experiment()  # what cannot run is refused before the first run begins
-        except UserError as error:
-            raise UserError(f"recipe {plan.recipe_name!r}: {error}") from None
-    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
-        say(note)
     places = [
         Path(one.out) / f"{plan.recipe_name}-seed{plan.seed}" if one.out else default_directory(plan)
         for one, plan in zip(asked, plans, strict=True)
     ]
+    for plan, place in list(zip(plans, places, strict=True))[::seeds]:
+        run_directory = RunDirectory(place)
+        try:
+            if not run_directory.finished:
+                plan.experiment(run_directory.scratch)  # what cannot run is refused before the first run begins
+        except UserError as error:
+            raise UserError(f"recipe {plan.recipe_name!r}: {error}") from None
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
+        say(note)
     writable("--report", report, made=places)
     runs = _train(plans, places, resume, checkpoint_seconds, tensorboard)
     document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim, baseline)}

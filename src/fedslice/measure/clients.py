@@ -70,7 +70,7 @@ def _answers(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs and labels [clients, some of their samples, …], about ``eval_batch`` of them at a time."""
     test, together = task.federation.test, isinstance(engine.engine, Vectorized)
-    offsets, sizes = test.offsets[clients][:, None], test.sizes[clients][:, None]
+    offsets, sizes = test.offsets[clients][:, None], test.sizes_of(clients)[:, None]
     places = torch.arange(int(sizes.max()), device=clients.device)
     at_once = vmap(task.forward, randomness="different")
     with torch.no_grad(), evaluating(task.module):

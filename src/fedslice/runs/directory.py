@@ -8,6 +8,7 @@
     metrics.jsonl           one row per line, on disk before the next step is taken
     clients.csv             a row per client, if instruments look at single clients; written when the run ends
     checkpoint.safetensors  the newest state, and how many rows of the log belong to it
+    scratch                 what is too large for a checkpoint, which counts on it; removed when the run ends
     finished.json           written last: the run is complete, with what it can be checked by
     lock                    held by the process that writes the run, and released with its death
 
@@ -21,6 +22,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +48,7 @@ _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
 _REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, COLUMNS, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
 LOCK = "lock"
+_SCRATCH = "scratch"
 _ABSENT = object()
 
 State = tuple[int, dict[str, Tensor], dict[str, Any]]  # of a checkpoint: round, tensors, meta
@@ -97,6 +100,11 @@ class RunDirectory:
         """When a complete run diverged, as given to `finish`; None if it did not."""
         found = (self._ended() or {}).get("diverged")
         return found if isinstance(found, dict) else None
+
+    @property
+    def scratch(self) -> Path:
+        """A folder, which need not exist, for files that grow with the run."""
+        return self.path / _SCRATCH
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of the log, oldest first."""
@@ -170,6 +178,7 @@ class RunDirectory:
         """Mark the run as complete. Nothing can be written to it from then on, so the lock is released."""
         digest = hashlib.sha256(read_bytes(self.path / METRICS)).hexdigest()
         found = {"metric_rows": self._writable(), "metrics_sha256": digest, "diverged": diverged}
+        shutil.rmtree(self.scratch, ignore_errors=True)
         _write_json(self.path / FINISHED, found)
         self.close()
 

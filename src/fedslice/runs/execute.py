@@ -50,11 +50,13 @@ def execute(
     again if there is none, and comes to the same metrics. Ctrl-C and SIGTERM end it after the round at hand, with a
     checkpoint and :class:`Stopped`; a second Ctrl-C ends it at once.
     """
-    experiment = plan.experiment()  # this and the engine's first step refuse what cannot run before a directory is made
-    if not RunDirectory(out).finished:
+    # This and the engine's first step refuse what cannot run before a directory is made; a finished run is only read.
+    waiting = RunDirectory(out)
+    experiment = None if waiting.finished else plan.experiment(waiting.scratch)
+    if experiment is not None:
         on_engine(experiment.engine)
     with RunDirectory.open(out, plan.config, resume=resume) as run:
-        if not run.finished:
+        if experiment is not None and not run.finished:
             _train(plan, experiment, run, checkpoint_seconds, on_row, on_round)
         return {
             "task": plan.task.name,

@@ -49,6 +49,10 @@ class Select(Part):
         """By how much a client's batches are larger than one client's own."""
         return 1
 
+    def seen(self, rounds: int | None, clients: int) -> int:  # noqa: ARG002
+        """How many of so many clients can have taken part when a run of so many rounds is over."""
+        return clients
+
     def choose(self, t: int, clients: int, seed: int) -> Cohort:
         """The cohort of round ``t`` out of this many clients."""
         raise NotImplementedError

@@ -39,6 +39,10 @@ class Uniform(Select):
             f"The task has {clients} clients. The cohort is {clients}, not {USUAL_COHORT} as usual.", stacklevel=4
         )
 
+    def seen(self, rounds: int | None, clients: int) -> int:
+        """A cohort of others in every round, while there are others."""
+        return clients if rounds is None else min(clients, rounds * (self.cohort or USUAL_COHORT))
+
     def choose(self, t: int, clients: int, seed: int) -> Cohort:
         """Draw with a generator of the round's own."""
         draw = rng.generator(seed, rng.Purpose.COHORT, t)

@@ -113,7 +113,7 @@ class Experiment:
             yield self._row()
         while self.round < self.rounds:
             began = time.perf_counter()
-            with threads(self.engine.threads):
+            with threads(self.engine.round_threads):
                 end = self._one_round(self.round)
             self.round += 1
             self.seconds += time.perf_counter() - began

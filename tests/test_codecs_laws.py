@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedslice.codecs.flat import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fedslice.codecs import LBGM, STC, Codec, FetchSGD, Quantize, Sign, TopK, golomb
 from fedslice.codecs.fetchsgd import CODE
-from fedslice.codecs.flat import flat
 from fedslice.codecs.sparse import strongest
 from fedslice.errors import UserError
 from fedslice.messages import Message, Upload

@@ -17,3 +17,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(choices)}."
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+class Refused(UserError):
+    """A message that is not used, because it cannot be what it claims to be."""

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedslice import rng
 from fedslice.combine import Total
+from fedslice.core.message import Body, Fields, Message, OnSlice, unpack
 from fedslice.devices import Devices
 from fedslice.engines import Trained, choose
 from fedslice.engines.choose import Choice
@@ -21,10 +23,11 @@ from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
 from fedslice.errors import UserError
 from fedslice.evaluate import evaluate
+from fedslice.ledger import Ledger
 from fedslice.measure.base import Moment
 from fedslice.measure.heat import heat_panels
 from fedslice.measure.instruments import Instruments
-from fedslice.messages import Message
+from fedslice.messages import Upload
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
@@ -34,7 +37,7 @@ from fedslice.task import Task
 from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
-_NUMBERS = ("round", "up_bytes", "up_words", "down_bytes", "rejected", "clock", "seconds")  # of an experiment's state
+_NUMBERS = ("round", "rejected", "seconds")  # of an experiment's state, beside the ledger's
 
 
 class Experiment:
@@ -44,7 +47,8 @@ class Experiment:
     (cumulative over all clients), ``rejected`` (updates refused for want of a finite norm), ``seconds``, and what the
     instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
-    slowest client (S3, equation 12).
+    slowest client (S3, equation 12). With ``wire`` every upload becomes bytes and is read back from them: slower, and
+    the same to float tolerance.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Experiment:
         device: str = "cpu",
         measure: Sequence[str] = (),
         devices: Devices | None = None,
+        wire: bool = False,
     ):
         for name, value in {
             "rounds": rounds,
@@ -87,8 +92,10 @@ class Experiment:
         self._instruments.setup(self._measured)
         self._likeness = self._alike()
         self.round = 0
-        self.up_bytes = self.down_bytes = self.rejected = 0
-        self.up_words = self.seconds = self.clock = 0.0
+        self.rejected = 0
+        self.seconds = 0.0
+        self.ledger = Ledger()
+        self.wire = wire
         self._asked = (engine, chunk)
         self._chosen: Choice | None = None
 
@@ -133,35 +140,70 @@ class Experiment:
             trained = self._train(work)
             sent, report, broken = upload(world, recipe, self.model, work, trained.end)
             self._instruments.trained(work, self.model, trained.end, ~broken)
-            message = recipe.codec.encode(t, sent)
-            total.add(recipe.codec.decode(t, message))
-            reports.add(report)
+            message = self._message(t, sent, report)
+            for frame, body in self._arriving(t, sent, message):
+                taken = self._decode(t, frame, body)
+                total.add(taken)
+                reports.add(_reported(recipe.local.report_fields(frame.slice), frame, body))
+                self.rejected += int((taken.weights == 0).sum())
             met.append(clients)
             losses.append(trained.losses)
-            self.rejected += int(broken.sum())
             if recipe.select.remote:
-                times.append(self._count(work, report.slice, message))
-        self.clock += max(times, default=0.0)
-        mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
+                times.append(self._count(work, message))
+        self.ledger.clock += max(times, default=0.0)
+        mean = recipe.codec.lift(t, total.mean())
         share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
         end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum())
         recipe.observe(end)
         return end
 
-    def _count(self, work: Work, up: Slice, message: Message) -> float:
-        """Count a chunk's bytes; how long its slowest device takes, if there are devices."""
+    def _message(self, t: int, sent: Upload, report: Upload) -> Message:
+        """The messages of a chunk: the update as the codec sends it, and the report of the local method."""
+        fields = self._fields(t, sent.slice)
+        said = self.recipe.local.report_fields(sent.slice)
+        body = self.recipe.codec.encode(t, sent) | dict.fromkeys(said, report)
+        return Message(sent.slice, fields, body)
+
+    def _fields(self, t: int, part: Slice) -> Fields:
+        return {**self.recipe.codec.fields(t, part), **self.recipe.local.report_fields(part)}
+
+    def _arriving(self, t: int, sent: Upload, message: Message) -> Iterator[tuple[Upload, Body]]:
+        """What the server receives: the chunk as it is, or with ``wire`` every client's message from its bytes."""
+        frame = replace(sent, layout=sent.slice, values={}, reach=None, drift={})
+        if not self.wire:
+            yield frame, message.body
+            return
+        counted = sum(message.sizes().values(), torch.zeros(message.clients, dtype=torch.int64))
+        for client in range(message.clients):
+            header, payload = message.pack(client)
+            if len(payload) != int(counted[client]):
+                raise RuntimeError(f"a message takes {len(payload)} bytes where {int(counted[client])} are counted")
+            part, body = unpack(header, payload, self.task.shapes, partial(self._fields, t))
+            some = slice(client, client + 1)
+            yield Upload(frame.clients[some], frame.weights[some], part, part, {}), body
+
+    def _decode(self, t: int, frame: Upload, body: Body) -> Upload:
+        """The updates that the server adds up; of a client whose decoded update has no finite norm, nothing."""
+        taken = self.recipe.codec.decode(t, frame, body)
+        return taken if self.recipe.codec.exact else taken.of(taken.fine())
+
+    def _count(self, work: Work, message: Message) -> float:
+        """Enter a chunk's bytes in the ledger; the time of its slowest device, if there are devices."""
         codec, local, itemsize = self.recipe.codec, self.recipe.local, self.task.itemsize
-        sent = message.bytes + local.up_bytes(up, itemsize)
-        received = codec.down_bytes(work.round, work.down, itemsize, work.clients)
-        received = received + local.down_bytes(work.down, itemsize)
-        self.up_bytes += int(sent.sum())
-        self.up_words += float((sent if message.words is None else 4 * message.words).sum()) / 4
-        self.down_bytes += int(received.sum())
+        own = message.sizes()
+        sent = {**own, **local.up_bytes(message.part, itemsize)}
+        received = {"values": codec.down_bytes(work.round, work.down, itemsize, work.clients)}
+        received |= local.down_bytes(work.down, itemsize)
+        coded = {name: own[name] for name in codec.fields(work.round, message.part)}
+        words = codec.words(work.round, message.part, coded)
+        self.ledger.sent(sent, words)
+        self.ledger.received(received)
         if self._devices is None:
             return 0.0
         samples = work.real.sum((1, 2)).cpu()
-        return float(self._devices.seconds(work.clients.cpu(), samples, sent, received).max())
+        up, down = (sum(sizes.values()) for sizes in (sent, received))
+        return float(self._devices.seconds(work.clients.cpu(), samples, up, down).max())
 
     def _alike(self) -> Tensor:
         """A number per client: those with similar ones take similar steps, on networks of similar width."""
@@ -177,12 +219,13 @@ class Experiment:
             return self.engine.engine.train(self.task, self.recipe.local, work)
 
     def _row(self) -> Row:
-        counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
+        books = self.ledger
+        counts = {"up_bytes": books.up_bytes, "down_bytes": books.down_bytes, "rejected": self.rejected}
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
             scores |= self._instruments.measure(Moment(self._measured, self.round, self.model, self.engine))
-        words = {} if self.recipe.codec.exact else {"up_words": self.up_words}
-        clock = {} if self._devices is None else {"clock": self.clock}
+        words = {} if self.recipe.codec.exact else {"up_words": books.words}
+        clock = {} if self._devices is None else {"clock": books.clock}
         return {"round": self.round, **scores, **counts, **words, **clock, "seconds": self.seconds}
 
     def panels(self) -> list[Panel]:
@@ -206,7 +249,7 @@ class Experiment:
         tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
         tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
         tensors |= {f"measure.{name}": value for name, value in self._instruments.state_dict().items()}
-        return tensors, {name: getattr(self, name) for name in _NUMBERS}
+        return tensors, {name: getattr(self, name) for name in _NUMBERS} | {"ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Continue where a saved experiment stood."""
@@ -220,6 +263,20 @@ class Experiment:
         self._instruments.load_state_dict(groups["measure"])
         for name in _NUMBERS:
             setattr(self, name, numbers[name])
+        self.ledger.load_state_dict(numbers["ledger"])
+
+
+def _reported(fields: Fields, frame: Upload, body: Body) -> Upload:
+    """What the local method sent besides the model, every accepted client counting once."""
+    weights = (frame.weights > 0).double()
+    for name in fields:
+        found = body[name]
+        if isinstance(found, Upload):
+            return replace(found, weights=weights)
+        assert isinstance(found, OnSlice)
+        return replace(frame, weights=weights, values=found.values)
+    nothing = frame.slice.only(())
+    return Upload(frame.clients, weights, nothing, nothing, {})
 
 
 def _device(name: str) -> torch.device:

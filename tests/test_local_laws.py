@@ -146,8 +146,10 @@ def test_bytes(name: str) -> None:
     sent = 2 * 4  # messages
     generator = (6 + 3) * 6 + 6 + 2 * 6 + 6 * 6 + 6
     extra = {"feddc": (51 * 8, 51 * 8), "fedgen": (4 * 3, 8 * generator)}.get(name, (0, 0))
-    assert plain.up_bytes == plain.down_bytes == sent * 51 * 8
-    assert (done.up_bytes, done.down_bytes) == tuple(plain.up_bytes + sent * more for more in extra)
+    assert plain.ledger.up_bytes == plain.ledger.down_bytes == sent * 51 * 8
+    assert (done.ledger.up_bytes, done.ledger.down_bytes) == tuple(
+        plain.ledger.up_bytes + sent * more for more in extra
+    )
 
 
 @pytest.mark.parametrize(

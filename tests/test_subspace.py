@@ -158,8 +158,8 @@ def test_the_words_of_a_run_are_those_that_the_paper_counts() -> None:
     common: dict[str, Any] = {"select": "everyone", "rank": 2, "warmup": 2, "every": 5, "iterations": 2, "lr": 0.1}
     for recipe, full in (("flss", size), ("sign+flss", size / 32)):
         done = run(task, get(recipe, **common), rounds=12)
-        assert done.up_words == pytest.approx(CLIENTS * (4 * full + 8 * 2))
-    assert run(task, get("flss", **common), rounds=12).up_bytes == 4 * CLIENTS * (4 * size + 8 * 2)
+        assert done.ledger.words == pytest.approx(CLIENTS * (4 * full + 8 * 2))
+    assert run(task, get("flss", **common), rounds=12).ledger.up_bytes == 4 * CLIENTS * (4 * size + 8 * 2)
 
 
 def test_a_fixed_subspace_is_never_left() -> None:
@@ -176,7 +176,7 @@ def test_a_fixed_subspace_is_never_left() -> None:
             first = codec._basis
     assert first is not None
     assert codec._basis is first
-    assert experiment.up_words == CLIENTS * (2 * size + 10 * 2)
+    assert experiment.ledger.words == CLIENTS * (2 * size + 10 * 2)
     for before, after in pairwise(places[2:]):
         step = after - before
         assert float(step.norm()) > 0

@@ -185,7 +185,8 @@ class Experiment:
 
     def _decode(self, t: int, frame: Upload, body: Body) -> Upload:
         """The updates that the server adds up; of a client whose decoded update has no finite norm, nothing."""
-        taken = self.recipe.codec.decode(t, frame, body)
+        own = {name: body[name] for name in self.recipe.codec.fields(t, frame.slice)}
+        taken = self.recipe.codec.decode(t, frame, own)
         return taken if self.recipe.codec.exact else taken.of(taken.fine())
 
     def _count(self, work: Work, message: Message) -> float:

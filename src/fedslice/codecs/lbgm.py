@@ -49,14 +49,16 @@ class LBGM(Codec):
 
     def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
         """A flag per parameter, and then a factor or the values."""
-        sizes = {name: part.sizes(name) for name in part.axes}
 
         def close(body: Body) -> Tensor:
             return numbers(body, "close").bool()
 
         def full(body: Body) -> OnSlice:
-            own = zip(sizes.items(), (~close(body)).unbind(1), strict=True)
-            return OnSlice(part, {n: flag.view(-1, *[1] * len(size)).expand(-1, *size) for (n, size), flag in own})
+            flags = {}
+            for name, flag in zip(part.axes, (~close(body)).unbind(1), strict=True):
+                size = part.sizes(name)
+                flags[name] = flag.view(-1, *[1] * len(size)).expand(-1, *size)
+            return OnSlice(part, flags)
 
         return {
             "close": MessageField(Bits(), shape=(len(part.axes),)),

@@ -14,9 +14,10 @@ from exchange import Sent, heard
 from fedslice.core.encodings import Bits, Floats, Ids
 from fedslice.core.message import Body, Field, Fields, Header, Message, OnSlice, unpack
 from fedslice.errors import Refused
-from fedslice.recipes import RECIPES
+from fedslice.experiment import Experiment
+from fedslice.recipes import RECIPES, get
 from fedslice.slice import Axis, Slice
-from toys import assert_close, begun, double, fitting
+from toys import assert_close, begun, classifier, double, fitting
 
 SHAPES = {"table": torch.Size([40, 3]), "bias": torch.Size([40]), "dense": torch.Size([2, 5])}
 CODED = ("fedavg", "fedsubavg", "scaffold", "sign", "stc", "fetchsgd", "lbgm", "flss", "sign+flss", "heterofl", "feddd")
@@ -37,7 +38,7 @@ def declared(part: Slice) -> Fields:
     return {
         "scale": Field(Floats(torch.float64), shape=(2,)),
         "flag": Field(Bits(3), on=part),
-        "some": Field(Floats(torch.float32), on=part, where=lambda body: chosen(body)),
+        "some": Field(Floats(torch.float32), on=part, where=chosen),
     }
 
 
@@ -175,13 +176,10 @@ def test_nothing_is_allocated_for_entries_that_are_not_there(monkeypatch: pytest
 
 
 def test_parameters_of_two_precisions_are_counted_at_their_own() -> None:
-    from fedslice import Experiment, recipes
-    from toys import classifier
-
     class Mixed(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).double()
+            self.first, self.last = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3).double()
 
         def forward(self, **features: Tensor) -> Tensor:
             (x,) = features.values()
@@ -189,11 +187,11 @@ def test_parameters_of_two_precisions_are_counted_at_their_own() -> None:
 
     task = classifier(Mixed())
     plain, packed = (
-        Experiment(task, recipes.get("fedavg", cohort=2, lr=0.05), rounds=2, engine="sequential", wire=wire)
+        Experiment(task, get("fedavg", cohort=2, lr=0.05), rounds=2, engine="sequential", wire=wire)
         for wire in (False, True)
     )
     plain.run()
     packed.run()
     assert plain.ledger.up == packed.ledger.up
     assert plain.ledger.up["values.float32"] == 2 * 2 * 4 * 15
-    assert plain.ledger.up["values.float64"] == 2 * 2 * 8 * 8
+    assert plain.ledger.up["values.float64"] == 2 * 2 * 8 * 12

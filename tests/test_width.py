@@ -140,12 +140,12 @@ def test_a_narrow_slice_is_a_prefix_and_comes_back(drawn: tuple[list[int], Width
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
-def declared(part: Slice) -> Fields:
-    return {"values": Field(Floats(torch.float64), on=part)}
+def declared(part: Slice, dtype: torch.dtype = torch.float64) -> Fields:
+    return {"values": Field(Floats(dtype), on=part)}
 
 
-def message(part: Slice, values: Values) -> Message:
-    return Message(part, declared(part), {"values": OnSlice(part, values)})
+def message(part: Slice, values: Values, dtype: torch.dtype = torch.float64) -> Message:
+    return Message(part, declared(part, dtype), {"values": OnSlice(part, values)})
 
 
 @given(narrow())
@@ -192,7 +192,8 @@ def test_the_ledger_counts_what_narrow_clients_pack(options: dict[str, Any]) -> 
     experiment = Experiment(toy(), by_width("1,0.5,0.34", **options), rounds=3, chunk=4)
     seen = watched(experiment)
     experiment.run()
-    packed = [len(message(one.slice, one.values).pack(c)[1]) for one in seen for c in range(len(one.clients))]
+    messages = [message(one.slice, one.values, torch.float32) for one in seen]
+    packed = [len(one.pack(c)[1]) for one in messages for c in range(one.clients)]
     assert len(packed) == 18
     assert experiment.ledger.up_bytes == sum(packed)
 

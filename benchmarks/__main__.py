@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import weights
+from benchmarks import population, weights
 from benchmarks.peers import environments
 from benchmarks.subspace import EVERY
 from fedslice import tasks
@@ -208,46 +208,74 @@ def scaling(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
+Row = dict[str, Any]
+
+
+def race_line(row: Row) -> str:
+    """A contestant of a race."""
+    return (
+        f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
+        f"  {row['times_fedslice']:>7.2f} x  (from {row['times_min']:.2f} to {row['times_max']:.2f})"
+    )
+
+
+def weights_line(row: Row) -> str:
+    """A perceptron with both engines."""
+    together, alone = (1000 * row["seconds"][engine] for engine in weights.ENGINES)
+    return (
+        f"perceptron {row['weights']:>9,} weights, batch {row['batch']:>3}: {together:>6.2f} ms together"
+        f" {alone:>6.2f} ms one by one, chosen {row['chosen']}"
+    )
+
+
+def scaling_line(row: Row) -> str:
+    """A size of the table."""
+    return (
+        f"hotcold {row['items']:>11,} items {row['seconds_per_round'] * 1000:>8.1f} ms per round"
+        f"  {row['times_smallest']:>5.2f} x  table {row['table_bytes'] / 1e6:>6.1f} MB"
+        f"  peak {row['peak_bytes'] / 1e6:>7.1f} MB"
+    )
+
+
+def population_line(row: Row) -> str:
+    """A recipe with few and with many clients."""
+    few, many = (
+        f"{1000 * row['seconds'][clients]:>8.2f} ms with {clients:,} clients" for clients in population.CLIENTS
+    )
+    return (
+        f"{row['recipe']:<16} {few}, {many}: {row['times']:>6.2f} x  (from {row['times_min']:.2f} to "
+        f"{row['times_max']:.2f}){'  looks at all clients' if row['all_clients'] else ''}"
+    )
+
+
+PARTS: dict[str, tuple[Callable[[int], list[Row]], Callable[[Row], str]]] = {
+    "language": (language, race_line),
+    "images": (images, race_line),
+    "subspace": (streaming, race_line),
+    "weights": (weights.rows, weights_line),
+    "scaling": (scaling, scaling_line),
+    "population": (population.rows, population_line),
+}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", "language", "images", "subspace", "weights", "scaling"])
+    parser.add_argument("--only", choices=["speed", *PARTS])
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     found: dict[str, Any] = {"repeats": given.repeats}
     if given.only == "speed" and given.data is None:
         parser.error("the races on real data need --data (make bench DATA=...)")
-    if given.data is not None and given.only in (None, "speed"):
-        found["speed"] = speed(given.data, given.repeats)
-    if given.only in (None, "language"):
-        found["language"] = language(given.repeats)
-    if given.only in (None, "images"):
-        found["images"] = images(given.repeats)
-    if given.only in (None, "subspace"):
-        found["subspace"] = streaming(given.repeats)
-    for row in [row for part in ("speed", "language", "images", "subspace") for row in found.get(part, [])]:
-        print(
-            f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
-            f"  {row['times_fedslice']:>7.2f} x  (from {row['times_min']:.2f} to {row['times_max']:.2f})"
-        )
-    if given.only in (None, "weights"):
-        found["weights"] = weights.rows(given.repeats)
-        for row in found["weights"]:
-            together, alone = (1000 * row["seconds"][engine] for engine in weights.ENGINES)
-            print(
-                f"perceptron {row['weights']:>9,} weights, batch {row['batch']:>3}: {together:>6.2f} ms together"
-                f" {alone:>6.2f} ms one by one, chosen {row['chosen']}"
-            )
-    if given.only in (None, "scaling"):
-        found["scaling"] = scaling(given.repeats)
-        for row in found["scaling"]:
-            print(
-                f"hotcold {row['items']:>11,} items {row['seconds_per_round'] * 1000:>8.1f} ms per round"
-                f"  {row['times_smallest']:>5.2f} x  table {row['table_bytes'] / 1e6:>6.1f} MB"
-                f"  peak {row['peak_bytes'] / 1e6:>7.1f} MB"
-            )
+    parts = dict(PARTS)
+    if given.data is not None:
+        parts = {"speed": (lambda repeats: speed(given.data, repeats), race_line), **parts}
+    for name, (measure, line) in parts.items():
+        if given.only in (None, name):
+            found[name] = measure(given.repeats)
+            print(*map(line, found[name]), sep="\n", flush=True)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

@@ -1,5 +1,6 @@
 """Runs as a reader finds them, without having trained anything."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def run(
     command: str | None = None,
     rounds: int = 100,
     parts: dict[str, Any] | None = None,
+    devices: str | None = None,
 ) -> Run:
     config = {
         "task": {"name": "toy", "source": "a few numbers", **(task or {})},
@@ -31,6 +33,7 @@ def run(
         },
         "rounds": rounds,
         "seed": seed,
+        **({} if devices is None else {"devices": devices}),
     }
     given = log() if rows is None else rows
     path = Path(f"{config['task']['name']}-{recipe}-{seed}")
@@ -52,3 +55,8 @@ def log(*scores: float | None, up: int = 1000, every: int = 10, **more: list[flo
         }
         for place, score in enumerate(scores or (0.5, 0.6, 0.7))
     ]
+
+
+def declared(run: Run, **lower_is_better: bool) -> Run:
+    """The same run, which says of which scores less is better."""
+    return replace(run, declared=lower_is_better)

@@ -144,7 +144,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "groupnorm": (lambda: chain(nn.GroupNorm(2, 6)), r"layer '0' .*GroupNorm \('1'\)"),
     "layernorm": (lambda: chain(nn.ReLU(), nn.LayerNorm(6)), r"layer '0' .*LayerNorm \('2'\)"),
     "sigmoid": (lambda: chain(nn.Sigmoid()), r"layer '0' .*Sigmoid \('1'\)"),
-    "torch.sigmoid": (lambda: Own(lambda s, x: s.c(torch.sigmoid(s.a(x))), **PARTS), r"layer 'a' .*sigmoid"),
+    "torch.sigmoid": (
+        lambda: Own(lambda s, x: s.c(torch.sigmoid(s.a(x))), **PARTS),
+        r"layer 'a' .*'sigmoid' lies",
+    ),
     "x.sigmoid": (lambda: Own(lambda s, x: s.c(s.a(x).sigmoid()), **PARTS), r"layer 'a' .*sigmoid"),
     "softmax": (lambda: Own(lambda s, x: s.c(s.a(x)).softmax(-1), **PARTS), r"layer 'c' .*softmax"),
     "bias by hand": (lambda: Own(lambda s, x: s.c(s.a(x) + 1), **PARTS), r"layer 'a' .*add"),
@@ -161,7 +164,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Own(lambda s, x: s.c(s.a(x)[:, :3]), a=nn.Linear(4, 6), c=nn.Linear(3, 2)),
         "layer 'c' .*3 inputs",
     ),
-    "untraceable": (lambda: Own(lambda s, x: s.a(x) if x.sum() > 0 else s.b(x), **PARTS), r"Own .*cannot be read \("),
+    "untraceable": (
+        lambda: Own(lambda s, x: s.a(x) if x.sum() > 0 else s.b(x), **PARTS),
+        r"Own .*which layer feeds which depends on the values",
+    ),
 }
 
 

@@ -9,12 +9,14 @@ import pytest
 from command import SMALL, TINY, fedslice, process, without_seconds
 from fedslice import cli
 from fedslice.compare import Target, table
-from fedslice.recipes import RECIPES
+from fedslice.recipes import ABOUT, RECIPES
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-RUN = {"task", "recipe", "seed", "source", "metrics"}
+RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}
 ROW = {"round", "train_loss", "test_loss", "test_auc", "test_accuracy", "up_bytes", "down_bytes", "rejected", "seconds"}
-SUMMARY = {"recipe", "seeds", "target", "reached", "rounds_to_target", "up_bytes_to_target", "down_bytes_to_target"}
+SUMMARY = {"recipe", "seeds", "target", "reached", "diverged"} | {
+    f"{name}_to_target" for name in ("rounds", "up_bytes", "down_bytes")
+}
 
 
 def assert_close(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
@@ -102,12 +104,14 @@ def test_list_as_a_process(tmp_path: Path) -> None:
     assert recipes.keys() == RECIPES.keys()
     assert recipes["fedsubavg"] == {
         "recipe": "fedsubavg",
+        "about": ABOUT["fedsubavg"],
         "select": "uniform",
         "slices": "feature-rows",
         "local": "sgd",
         "codec": "dense",
         "combine": "heat",
         "server": "sgd",
+        "set": {"slices": "feature-rows", "combine": "heat"},
     }
     settings = {(row["place"], row["part"]): row["settings"] for row in document["parts"]}
     assert settings["combine", "heat"] == ["weights", "estimator", "max_coef"]
@@ -253,9 +257,12 @@ def test_a_cohort_is_not_forced_on_a_recipe_without_one() -> None:
     assert [row["recipe"] for row in document["table"]] == ["fedavg", "feddd"]
 
 
-def test_a_recipe_named_twice_runs_once() -> None:
-    document = fedslice("compare", *SMALL, "--recipes", "fedavg, fedavg", "--json").document
-    assert [row["recipe"] for row in document["table"]] == ["fedavg"]
+def test_a_recipe_named_twice_is_refused() -> None:
+    for command in (("compare", *SMALL), ("reproduce", "S0/table2")):
+        done = fedslice(*command, "--recipes", "fedavg, fedprox,fedavg")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "fedslice: --recipes names 'fedavg' 2 times; name each recipe once.\n"
+    assert not list(Path().iterdir())
 
 
 def test_seeds_count_from_the_first() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedslice.datasets import amazon, lines
+from fedslice.datasets import amazon
 from fedslice.errors import UserError
 from layouts import REAL_DATA, one_sentence, write_amazon
 
@@ -217,8 +217,8 @@ def test_a_broken_archive_is_told_in_one_sentence(tmp_path: Path, harm: Callable
 
 def test_an_archive_that_unpacks_to_an_absurd_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_amazon(tmp_path)
-    monkeypatch.setattr(lines, "MAX_BYTES", 1000)
-    assert "amazon_train.tsv.gz has more than 1,000 bytes" in sentence(tmp_path)
+    monkeypatch.setattr(amazon, "MAX_BYTES", 1000)
+    assert "amazon_train.tsv.gz unpacks to more than 1,000 bytes" in sentence(tmp_path)
 
 
 def test_no_damage_gives_anything_but_arrays_or_a_sentence(tmp_path: Path) -> None:

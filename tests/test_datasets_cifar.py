@@ -217,6 +217,13 @@ def test_no_damage_gives_anything_but_data_or_a_sentence(data: st.DataObject) ->
         pickled.plain("x", bytes(raw))
 
 
+def test_a_pickle_of_very_many_instructions_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = b"\x80\x04]" + b"\x94" * 1000 + b"."  # every byte fills a place of the memory
+    assert pickled.plain("x", raw) == []
+    monkeypatch.setattr(pickled, "MAX_STEPS", 1000)
+    assert "holds more than 1,000 instructions, expected only" in one_sentence(pickled.plain, "x", raw)
+
+
 def damaged(content: Any) -> bytes:
     out = io.BytesIO()
     pickle.dump(content, out, protocol=2)

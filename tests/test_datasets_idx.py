@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedslice.datasets import idx, images
+from fedslice.datasets import idx
 from fedslice.errors import UserError
 from layouts import REAL_DATA, one_sentence
 
@@ -106,10 +106,12 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 
 def test_a_small_archive_of_very_much_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_BYTES", 1 << 22)
+    monkeypatch.setattr(idx, "MAX_BYTES", 1 << 22)
     file = write_idx(tmp_path, zipped=True) / f"{TRAIN}.gz"
     file.write_bytes(gzip.compress(GOOD + bytes(1 << 24))[:-9])  # who unpacked it all would find its end missing
-    assert sentence(tmp_path) == (f"{file} has more than 4,194,304 bytes, expected far less; fetch the official file.")
+    assert sentence(tmp_path) == (
+        f"{file} unpacks to more than 4,194,304 bytes, expected fewer; fetch the official file."
+    )
 
 
 def test_no_damage_gives_anything_but_images_or_a_sentence(tmp_path: Path) -> None:

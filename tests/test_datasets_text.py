@@ -1,10 +1,14 @@
 """Words and their numbers, GloVe vectors, and files as they were fetched."""
 
+import bz2
 import gzip
+import lzma
 import re
 import zipfile
+import zlib
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -157,16 +161,43 @@ def test_a_glove_file_of_another_dimension_is_named(tmp_path: Path) -> None:
     assert told(path, dim=25).startswith(f"{path}, line 1: 3 numbers after the word '<user>', expected 25, ")
 
 
+ARCHIVES = {
+    "gzip": gzip.compress,
+    **{f"zlib {level}": partial(zlib.compress, level=level) for level in range(10)},
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+    "the beginning of zstd": lambda _: b"\x28\xb5\x2f\xfd" + bytes(50),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_an_archive_under_a_text_s_name_is_not_unpacked(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "g.txt"
+    path.write_bytes(ARCHIVES[kind](GLOVE.encode() * 50))
+    assert told(path).startswith(f"{path}, line ")
+    schema = dict.fromkeys("wabc", pl.String)
+    frame = lines.read_csv(path.read_bytes(), schema, separator=" ", quote_char=None)
+    assert frame is None or len(frame) < 50
+
+
+def test_a_first_word_that_looks_like_an_archive_is_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "g.txt"
+    path.write_text(f"x^2 7 8 9\n{GLOVE}")
+    table, seen = text.glove(path, pl.Series(["x^2", "the"]), 3)
+    assert table.tolist() == [[0, 0, 0], [7, 8, 9], [1, 2, 3]]
+    assert seen == 2
+
+
 # --- packed files ------------------------------------------------------------------------------------------
 
 
-def refused(path: Path) -> str:
+def refused(path: Path, limit: int = 1 << 20) -> str:
     with pytest.raises(UserError) as caught:
-        packed.load(path, "wanted.txt")
+        packed.load(path, limit, "wanted.txt")
     return str(caught.value)
 
 
-def test_what_cannot_be_loaded_is_told_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_loaded_is_told_in_one_sentence(tmp_path: Path) -> None:
     gz, zipped, plain = tmp_path / "a.gz", tmp_path / "a.zip", tmp_path / "a.txt"
     gz.write_bytes(gzip.compress(b"x" * 5000)[:-12])
     assert refused(gz).startswith(f"{gz} cannot be read as a gzip archive (")
@@ -181,8 +212,7 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(tmp_path: Path, monkeypat
     assert refused(plain) == f"{plain} is empty, expected lines of text; fetch the file again."
     with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("wanted.txt", "x" * 5000)
-    monkeypatch.setattr(lines, "MAX_BYTES", 1000)
-    assert refused(zipped).startswith(f"{zipped / 'wanted.txt'} has more than 1,000 bytes")
+    assert refused(zipped, 1000).startswith(f"{zipped / 'wanted.txt'} has 5,000 bytes, expected at most 1,000")
 
 
 def test_no_damage_to_an_archive_gives_anything_but_bytes_or_a_sentence(tmp_path: Path) -> None:
@@ -200,4 +230,4 @@ def test_no_damage_to_an_archive_gives_anything_but_bytes_or_a_sentence(tmp_path
                 raw[at] = rng.integers(0, 256)
             file.write_bytes(raw)
             with suppress(UserError):
-                packed.load(file, "wanted.txt")
+                packed.load(file, 1 << 20, "wanted.txt")

@@ -82,7 +82,11 @@ BAD: dict[str, tuple[str, bytes | None, str]] = {
     "other size": (NAME, jpeg(3, side=65), f"{NAME} has 65 by 65 pixels, expected 64 by 64; fetch"),
     "huge size": (NAME, jpeg(3).replace(b"\x00\x40\x00\x40", b"\xff\xff\xff\xff"), f"{NAME} "),
     "other format": (NAME, b"P6 64 64 255\n" + bytes(3 * 64 * 64), f"{NAME} cannot be decoded as a JPEG file"),
-    "far too long": (NAME, bytes(tinyimagenet.MAX_FILE_BYTES + 1), f"{NAME} has more than 4,194,304 bytes"),
+    "far too long": (
+        NAME,
+        bytes(tinyimagenet.MAX_FILE_BYTES + 1),
+        f"{NAME} has 4,194,305 bytes, expected at most 4,194,304",
+    ),
     "class without a name": ("train/n12345678/images/x.JPEG", jpeg(3), "is of a class that wnids.txt does not name"),
     "annotated class": ("val/val_annotations.txt", b"val_0.JPEG\tn1\t0\n", "line 1: found 'val_0.JPEG\\tn1\\t0'"),
     "annotated file": ("val/val_annotations.txt", b"../../x.JPEG\tn01443537\n", "line 1: found '../../x.JPEG"),
@@ -121,7 +125,7 @@ def test_archives_and_folders_that_are_something_else(tmp_path: Path) -> None:
     at = raw.find(jpeg(10)) + 100
     raw[at] ^= 1
     broken.write_bytes(raw)
-    assert "cannot be read (Bad CRC-32" in one_sentence(tinyimagenet.read, broken)
+    assert "cannot be read as a zip archive (Bad CRC-32" in one_sentence(tinyimagenet.read, broken)
 
 
 def test_a_set_without_training_images_or_with_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

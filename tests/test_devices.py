@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslice.devices import PRESETS, Devices, devices
+from fedslice.devices import PRESETS, Devices, capacity, devices
 from fedslice.errors import UserError
 
 COLUMNS = ("speed", "cycles", "uplink", "downlink")
@@ -53,6 +53,26 @@ def test_draws_fill_table_4_evenly() -> None:
         assert abs(values.mean() - (low + high) / 2) < 6 * (high - low) / np.sqrt(12 * count)
     correlation = np.corrcoef([getattr(some, name) for name in COLUMNS])
     assert abs(correlation - np.eye(4)).max() < 6 / np.sqrt(count)
+
+
+def test_the_rate_of_a_channel_by_hand() -> None:
+    """Equations 8 and 10: B·log2(1 + p·h/N_0) = 500·log2(1 + 0.1·3e-12/1e-13) = 1,000 and 1,000·log2(32) = 5,000."""
+    found = capacity(np.array([500.0, 1e3]), np.array([0.1, 0.2]), np.array([3e-12, 1.55e-11]), np.array([1e-13] * 2))
+    assert found.tolist() == pytest.approx([1_000, 5_000])
+
+
+def test_radio_devices_have_rates_within_table_4_that_rise_together() -> None:
+    """h_n is in both rates, so a client with a good channel is quick both ways; speeds are drawn as without a radio."""
+    radio, plain = Devices.drawn(20_000, seed=3, preset="feddd-radio"), devices("feddd", 20_000, 3)
+    for name in ("uplink", "downlink"):
+        low, high = PRESETS["feddd"][name]
+        values = getattr(radio, name)
+        assert low <= values.min() < values.max() <= high
+        assert values.max() - values.min() > 0.9 * (high - low)
+    assert np.corrcoef(radio.uplink, radio.downlink)[0, 1] > 0.1
+    assert np.array_equal(radio.speed, plain.speed)
+    assert np.array_equal(radio.cycles, plain.cycles)
+    assert devices("feddd-radio", 20_000, 3).digest == radio.digest
 
 
 def test_a_clients_device_depends_on_seed_and_number_only() -> None:
@@ -136,5 +156,7 @@ def test_impossible_devices_are_refused_by_name(name: str, value: float) -> None
         Devices(**numbers | {name: np.ones(3)})
 
 
-def test_every_preset_names_every_column() -> None:
-    assert all(set(ranges) == set(COLUMNS) for ranges in PRESETS.values())
+def test_every_preset_gives_every_column() -> None:
+    for preset in PRESETS:
+        some = Devices.drawn(2, 0, preset)
+        assert {getattr(some, name).shape for name in COLUMNS} == {(2,)}

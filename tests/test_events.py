@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from command import SMALL, fedslice
 from fedslice.errors import UserError
 from fedslice.runs import events
 from fedslice.runs.events import Events, export
@@ -16,14 +17,6 @@ from fedslice.runs.reading import read
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 CONFIG = {"task": {"name": "toy"}, "recipe": {"name": "fedavg"}, "seed": 3, "rounds": 40}
-
-
-@pytest.fixture(autouse=True)
-def _sessions_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one second sort by a counter of the process, as text: keep it at one digit."""
-    from tensorboard.summary.writer import event_file_writer
-
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 def row(t: int, **changes: Any) -> dict[str, Any]:
@@ -101,6 +94,21 @@ def test_settings_are_told_once_when_a_run_goes_on_and_anew_when_events_are_firs
     assert len(written(tmp_path / "twice").Tensors("settings/text_summary")) == 1
     session(tmp_path / "late", row(8))
     assert len(written(tmp_path / "late").Tensors("settings/text_summary")) == 1
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_a_finished_run_writes_the_events_of_its_log(verb: str) -> None:
+    words = (verb, *SMALL, "--out", "r")
+    assert fedslice(*words).code == 0
+    for _ in range(2):
+        assert fedslice(*words, "--tensorboard", "board").code == 0
+    runs = [Path("r")] if verb == "run" else sorted(Path("r").iterdir())
+    for run in runs:
+        rows = read(run).rows
+        assert scalars(Path("board") / run.name, "test/auc") == [
+            (row["round"], pytest.approx(row["test_auc"])) for row in rows
+        ]
 
 
 def test_runs_that_exist_are_exported_each_to_its_folder_and_again_without_doubles(tmp_path: Path) -> None:

@@ -80,6 +80,17 @@ def test_sizes_count_not_clients() -> None:
     assert chosen(FedCS(budget=0.39), world) == [0], "even the first is too large"
 
 
+def test_the_papers_fast_clients_are_those_with_a_short_communication() -> None:
+    """Client 0 is slow to train and quick to send, client 2 the other way round; t_d + t_u = 3, 6, 9, t = 13, 10, 10.5.
+
+    Equations 9 and 11 at D_n = 0 give the times of communication, with equation 7 the total.
+    """
+    world = population([1, 1, 1], training=[10, 4, 1.5], download=[1, 2, 3], upload=[2, 4, 6])
+    for budget, quick, early in ((0.34, [0], [1]), (0.67, [0, 1], [1, 2])):
+        assert chosen(FedCS(budget=budget), world) == chosen(FedCS(budget=budget, time="communication"), world) == quick
+        assert chosen(FedCS(budget=budget, time="total"), world) == early
+
+
 def test_ties_go_by_number_and_rounds_are_alike() -> None:
     world = population([2, 1, 2, 2])
     assert chosen(FedCS(budget=0.75), world) == chosen(FedCS(budget=0.75), world, t=7) == [0, 1, 2]

@@ -339,8 +339,8 @@ def test_bytes_are_those_of_the_channels_and_their_names() -> None:
 # --- allocation ---------------------------------------------------------------------------------------------------
 
 
-def by_hand(task: Task, devices: Devices, held: list[int], losses: list[float], **said: float) -> Any:
-    """Equations 7 to 17: 12 samples a round, values of 8 bytes each way."""
+def terms(task: Task, devices: Devices, held: list[int], losses: list[float]) -> tuple[np.ndarray, ...]:
+    """a_n, t_cmp,n and re_n (equations 7 to 13): 12 samples a round, values of 8 bytes each way."""
     bits = 8 * 8 * np.array(held)
     share = bits / devices.uplink + bits / devices.downlink
     compute = devices.cycles * 12 / devices.speed
@@ -350,6 +350,12 @@ def by_hand(task: Task, devices: Devices, held: list[int], losses: list[float], 
     size = np.array(held) / 51
     lost = np.array(SIZES) / sum(SIZES) * np.minimum(3 * dis, 1).sum(1) * size * losses
     np.testing.assert_allclose(regularizers(SIZES, dis, held, losses), lost, rtol=1e-12)
+    return share, compute, lost
+
+
+def by_hand(task: Task, devices: Devices, held: list[int], losses: list[float], **said: float) -> Any:
+    """Equations 14 to 17."""
+    share, compute, lost = terms(task, devices, held, losses)
     delta = said["delta"] * np.median(share + compute) / lost.sum()
     assert scale_delta(said["delta"], share, compute, lost) == pytest.approx(delta)
     return allocate(held, share, compute, lost, said["budget"], said["most"], delta)
@@ -390,6 +396,20 @@ def told(experiment: Experiment, losses: list[float], clients: Tensor = ALL) -> 
     """The rates after a round with these losses."""
     dropout(experiment).observe(RoundEnd(0, clients, torch.tensor(losses), {}, {}))
     return rates(experiment).numpy()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("seconds", [0.0, 5.0, 50.0])
+def test_a_delta_in_seconds_stands_in_the_program_as_it_is(seconds: float) -> None:
+    """Equation 14: t + δ·Σ re_n·D_n. As a relative δ the same number of seconds is divided by the median client's."""
+    task, losses = mlp(), [0.5, 1.0, 2.0, 0.3, 0.9, 1.3]
+    said = {"budget": 0.6, "most": 0.8}
+    round_ = scale_delta(1.0, *terms(task, hardware(), [51] * CLIENTS, losses))
+    expected = by_hand(task, hardware(), [51] * CLIENTS, losses, delta=seconds / round_, **said).rates
+    for delta, unit in ((seconds, "second"), (seconds / round_, "round")):
+        recipe = feddd(**said, delta=delta, delta_unit=unit)
+        experiment = Experiment(task, recipe, rounds=1, devices=hardware())
+        np.testing.assert_allclose(told(experiment, losses), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.usefixtures("float64")

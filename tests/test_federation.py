@@ -1,8 +1,11 @@
 """A federation against plain lists: grouping, splits, ragged features, batches, and what is refused."""
 
+import datetime
+import decimal
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -241,7 +244,7 @@ GOOD: dict[str, Any] = {"client": [0, 0, 1], "features": {"x": [1.0, 2.0, 3.0]},
     ("change", "message"),
     [
         ({"features": {"x": [1.0, 2.0]}}, r"feature 'x' has 2 rows but client has 3"),
-        ({"label": [0, 1]}, r"'label' has 2 rows but client has 3"),
+        ({"label": [0, 1]}, r"label has 2 rows but client has 3"),
         ({"features": {"h": Ragged.from_lists([[1]])}}, r"feature 'h' has 1 rows but client has 3"),
         ({"features": {"h": window([0, 1, 3], [1, 2, 2])}}, r"'h' row 2 begins at 3 and has 2 values, .* 4 values"),
         ({"features": {"h": window([0, -1, 3], [1, 2, 1])}}, r"'h' row 1 begins at -1"),
@@ -250,12 +253,15 @@ GOOD: dict[str, Any] = {"client": [0, 0, 1], "features": {"x": [1.0, 2.0, 3.0]},
         ({"features": {"x": [1.0, float("nan"), 3.0]}}, r"feature 'x' row 1 is NaN or infinite"),
         ({"features": {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, float("inf")]]}}, r"feature 'x' row 2 is NaN or infinite"),
         ({"features": {"x": [1e300, 2.0, 3.0]}}, r"feature 'x' row 0 is NaN or infinite"),
-        ({"label": [0.0, 1.0, float("-inf")]}, r"'label' row 2 is NaN or infinite"),
-        ({"features": {"x": ["a", "b", "c"]}}, r"feature 'x' is not an array of numbers"),
-        ({"features": {"x": [[1], [2, 3], [4]]}}, r"feature 'x' is not an array of numbers"),
+        ({"label": [0.0, 1.0, float("-inf")]}, r"label row 2 is NaN or infinite"),
+        (
+            {"features": {"x": ["a", "b", "c"]}},
+            r"feature 'x' row 0 is 'a', expected a number; number the distinct texts",
+        ),
+        ({"features": {"x": [[1], [2, 3], [4]]}}, r"feature 'x' row 0 is \[1\], .*write fedslice.Ragged.from_lists\("),
         ({"label": Ragged.from_lists([[1], [2], [3]])}, r"label is Ragged; give one label per sample"),
         ({"client": [[0], [0], [1]]}, r"client has shape \(3, 1\)"),
-        ({"client": [0.0, float("nan"), 1.0]}, r"client .* holds NaN; give one client id per sample"),
+        ({"client": [0.0, float("nan"), 1.0]}, r"client row 1 is missing \(nan\), expected one client id per sample"),
         ({"features": {"label": [1.0, 2.0, 3.0]}}, r"a feature is called 'label'"),
         ({"features": {"x": 3.0}}, r"feature 'x' is a single number; give one row per sample \(3\)"),
         ({"test": 0.5, "by": "clients"}, r"unknown way to split.*'clients'; did you mean 'client'\?"),
@@ -272,6 +278,228 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         Federation.from_arrays(**GOOD | change)
     assert "\n" not in str(refusal.value)
+
+
+def objects(*values: Any) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    values.flags.writeable = False
+    return values
+
+
+class Column:
+    """What a data frame hands out: no array, but something that becomes one."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return objects(*self.values)
+
+
+TIME = np.array(["2020-01-01", "2020-01-02", "2020-01-03"], "datetime64[s]")
+TAKEN: dict[str, tuple[Any, str]] = {
+    "tuple": ((1, 2, 3), "int64"),
+    "lists of equal length": ([[1, 2], [3, 4], [5, 6]], "int64"),
+    "truth values": ([True, False, True], "bool"),
+    "3 dimensions": (np.zeros((3, 2, 2)), "float32"),
+    "no column": (np.zeros((3, 0)), "float32"),
+    "below zero": ([-1, -2, 3], "int64"),
+    "strided": (np.arange(6.0)[::2], "float32"),
+    "backwards": (np.arange(3)[::-1], "int64"),
+    "by columns": (np.asfortranarray(np.ones((3, 2))), "float32"),
+    "big-endian": (np.arange(3, dtype=">f8"), "float32"),
+    "big-endian ids": (np.arange(3, dtype=">i4"), "int32"),
+    "read-only": (read_only(np.arange(3.0)), "float32"),
+    "unsigned, 16 bits": (np.arange(3, dtype=np.uint16), "int32"),
+    "unsigned, 32 bits": (np.array([0, 1, 2**32 - 1], np.uint32), "int64"),
+    "unsigned, 64 bits": (np.arange(3, dtype=np.uint64), "int64"),
+    "unsigned tensor": (torch.arange(3).to(torch.uint16), "int32"),
+    "half precision": (np.arange(3, dtype=np.float16), "float32"),
+    "extended precision": (np.arange(3, dtype=np.longdouble), "float32"),
+    "nothing masked": (np.ma.masked_array([1, 2, 3], mask=[0, 0, 0]), "int64"),
+    "data frame": (pl.Series([1.0, 2.0, 3.0]), "float32"),
+    "table of a data frame": (pl.DataFrame({"a": [1, 2, 3], "b": [4, 5, 6]}), "int64"),
+    "tensor with a gradient": (torch.ones(3, requires_grad=True), "float32"),
+    "tensors": ([torch.tensor(1.0)] * 3, "float32"),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", TAKEN)
+def test_numbers_in_any_form_are_taken(case: str) -> None:
+    column, kind = TAKEN[case]
+    found = Federation.from_arrays(**GOOD | {"features": {"x": column}}).train.features["x"]
+    assert isinstance(found, torch.Tensor)
+    assert str(found.dtype) == f"torch.{kind}"
+    assert not found.requires_grad
+    whole = column.detach() if isinstance(column, torch.Tensor) else np.asarray(column)
+    assert found.tolist() == whole.tolist()
+
+
+TEXT = "number the distinct texts with np.unique"
+TIMES = "turn times t into numbers"
+RAGGED = r"for sequences of differing lengths write fedslice.Ragged.from_lists\(column\)"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "texts": (["a", "b", "c"], f"row 0 is 'a', expected a number; {TEXT}"),
+    "texts of digits": (["1", "2", "3"], f"row 0 is '1', expected a number; {TEXT}"),
+    "bytes": ([b"a", b"b", b"c"], f"row 0 is b'a', expected a number; {TEXT}"),
+    "a text among numbers": (objects(1, "b", 2), f"row 1 is 'b', expected a number; {TEXT}"),
+    "texts of a data frame": (pl.Series(["a", "b", "c"]), f"row 0 is 'a', expected a number; {TEXT}"),
+    "categories": (pl.Series(["a", "b", "a"], dtype=pl.Categorical), f"row 0 is 'a', expected a number; {TEXT}"),
+    "categories as objects": (Column("a", "b", "a"), f"row 0 is 'a', expected a number; {TEXT}"),
+    "sequences": ([[1, 2], [3], []], rf"row 0 is \[1, 2\], expected a number; {RAGGED}"),
+    "sequences as objects": (objects([1], [2, 3], []), rf"row 0 is \[1\], expected a number; {RAGGED}"),
+    "sequences of a data frame": (pl.Series([[1], [2, 3], []]), rf"row 0 is array\(\[1\]\), .*{RAGGED}"),
+    "times": (TIME, rf"row 0 is datetime.datetime\(2020, .*{TIMES}"),
+    "times as objects": ([datetime.date(2020, 1, 1)] * 3, rf"row 0 is datetime.date\(2020, .*{TIMES}"),
+    "spans of time": (TIME - TIME[0], rf"row 0 is datetime.timedelta\(0\), .*{TIMES}"),
+    "no time": (np.array(["2020-01-01", "NaT", "NaT"], "datetime64[s]"), TIMES),
+    "none": ([1.0, None, 3.0], "row 1 is None, expected a number; fill it in or leave the sample out"),
+    "none in a data frame": (pl.Series([1.0, None, 3.0]), "row 1 is NaN or infinite"),
+    "not a number, as object": (objects(1, float("nan"), 2), "row 1 is nan, expected a number; fill it in"),
+    "masked": (np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), "row 1 is masked, expected a value; fill it in"),
+    "whole numbers as objects": (objects(1, 2, 3), "holds numbers as Python objects, expected an array of numbers"),
+    "very large numbers": ([1, 2, 2**70], "holds numbers as Python objects, expected an array of numbers"),
+    "above the largest id": (np.array([1, 2, 2**63], np.uint64), "has a number above 9223372036854775807"),
+    "decimals": ([decimal.Decimal(1)] * 3, r"row 0 is Decimal\('1'\), expected a number; convert the column"),
+    "complex": ([1j, 2, 3], "is complex, expected real numbers"),
+    "complex tensor": (torch.zeros(3, dtype=torch.complex64), "is complex, expected real numbers"),
+    "fields": (np.zeros(3, [("a", "f4"), ("b", "i4")]), r"row 0 is \(0.0, 0\), expected a number; convert"),
+    "sparse": (torch.eye(3).to_sparse(), "is a sparse tensor"),
+    "one number": (3.0, "is a single number; give one row per sample"),
+    "one text": ("abc", "is 'abc', expected an array with one number per sample"),
+    "nothing": (None, "is None, expected an array with one number per sample"),
+    "a dictionary": ({"a": 1}, r"is \{'a': 1\}, expected an array with one number per sample"),
+    "a generator": ((i for i in range(3)), "is <generator object .*, expected an array with one number per sample"),
+    "too few": ([1, 2], "has 2 rows but client has 3"),
+    "none at all": ([], "has 0 rows but client has 3"),
+    "sequences of pairs": (
+        Ragged(torch.zeros(3, 2), torch.arange(4)),
+        r"has values of shape \(3, 2\), expected one number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_column_of_anything_else_is_refused_by_its_name_and_row(case: str) -> None:
+    column, message = REFUSED[case]
+    with pytest.raises(UserError, match=message) as refusal:
+        Federation.from_arrays(**GOOD | {"features": {"x": column}})
+    told = str(refusal.value)
+    assert told.startswith("feature 'x' ")
+    assert told.endswith((".", "?"))
+    assert "\n" not in told
+
+
+def test_labels_that_are_sequences_are_refused_as_labels() -> None:
+    with pytest.raises(UserError, match=r"^label row 0 is \[1\], expected a number; give one label per sample\.$"):
+        Federation.from_arrays(**GOOD | {"label": [[1], [2, 3], []]})
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        ["a", "a", "b"],
+        [b"a", b"a", b"b"],
+        (1, 1, 2),
+        [-5, -5, 7],
+        [0.5, 0.5, 1.5],
+        [False, False, True],
+        np.array([1, 1, 2**63 + 1], np.uint64),
+        np.array([1, 1, 2], ">i8"),
+        [1, 1, 2**70],
+        TIME[[0, 0, 1]],
+        objects("a", "a", "b"),
+        objects((1, "x"), (1, "x"), (1, "y")),
+        pl.Series(["a", "a", "b"]),
+        torch.tensor([0, 0, 1]),
+        read_only(np.array([0, 0, 1])),
+    ],
+    ids=lambda client: f"{type(client).__name__} of {type(client[0]).__name__}",
+)
+def test_clients_may_be_called_by_numbers_texts_or_anything_with_an_order(client: Any) -> None:
+    federation = Federation.from_arrays(**GOOD | {"client": client})
+    assert federation.train.sizes.tolist() == [2, 1]
+    assert len(federation.ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        (
+            [0, None, 1],
+            r"row 1 is missing \(None\), expected one client id per sample; give it an id or leave the sample",
+        ),
+        (["a", None, "b"], r"row 1 is missing \(None\)"),
+        (["a", "b", float("nan")], r"row 2 is missing \(nan\)"),
+        (objects("a", float("nan"), "b"), r"row 1 is missing \(nan\)"),
+        ([0.0, float("inf"), 1.0], r"row 1 is missing \(inf\)"),
+        (np.array(["2020-01-01", "NaT", "NaT"], "datetime64[s]"), r"row 1 is missing \(NaT\)"),
+        (pl.Series(["a", None, "b"]), r"row 1 is missing \(None\)"),
+        (np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), "row 1 is masked, expected a value"),
+        (objects("a", 1, "b"), "holds ids of type int and str, expected all numbers or all texts"),
+        (objects({}, {}, {}), "holds ids of type dict, expected all numbers or all texts"),
+        ([[1], [1, 2], [3]], "holds ids of type list, expected all numbers or all texts"),
+        ([(1, 2), (1, 2), (3, 4)], r"has shape \(3, 2\); give one client id per sample"),
+        (5, r"has shape \(\); give one client id per sample"),
+        (None, r"has shape \(\); give one client id per sample"),
+    ],
+)
+def test_a_client_without_an_id_is_named_by_its_row(client: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"^client {message}") as refusal:
+        Federation.from_arrays(**GOOD | {"client": client})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            [1, 2, 3],
+            r"features is of type list, expected a dictionary of columns; write for example \{name: table\[name\]",
+        ),
+        (pl.DataFrame({"x": [1, 2, 3]}), "features is of type DataFrame, expected a dictionary"),
+        ({0: [1, 2, 3]}, "a feature is called 0, expected a text"),
+        (
+            {"h": Ragged.from_lists([[1], [], [2]]), "h_length": [1, 2, 3]},
+            "a feature is called 'h_length', like the lengths that 'h' brings",
+        ),
+    ],
+)
+def test_features_are_columns_by_name(features: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Federation.from_arrays(**GOOD | {"features": features})
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1], 2, [3]], "row 1 is 2, expected a list of numbers"),
+        (["ab", "c"], "row 0 is 'ab', expected a list of numbers"),
+        ([[1], None], "row 1 is None, expected a list of numbers"),
+        ([[1], ["a"]], "row 1, row 0 is 'a', expected a number; number the distinct texts"),
+        ([[1], [2, None]], "row 1, row 1 is None, expected a number"),
+    ],
+)
+def test_lists_that_hold_no_numbers_are_refused_by_their_row(rows: Any, message: str) -> None:
+    with pytest.raises(UserError, match=rf"^Ragged.from_lists: {message}"):
+        Ragged.from_lists(rows)
+
+
+def test_sequences_of_measurements_keep_their_fractions() -> None:
+    ragged = Ragged.from_lists([[1.5], [], [2, 3]])
+    assert ragged.values.tolist() == [1.5, 2.0, 3.0]
+    assert ragged.padded(torch.tensor([0, 2]))[0].tolist() == [[1.5, 0.0], [2.0, 3.0]]
+    assert Ragged.from_lists([[], []]).values.dtype == torch.int64
 
 
 def test_a_million_clients() -> None:

@@ -54,6 +54,8 @@ def kept(experiment: Experiment, client: int, kind: str = "kept") -> Values:
         memory = experiment.store.get(f"{kind}/{name}", torch.tensor([client]))
         if memory is not None and bool(memory[1][0]):
             out[name] = memory[0][0]
+        elif (rows := experiment.store.get_rows(f"{kind}/{name}", torch.tensor([client]))) is not None:
+            out[name] = rows[1][0]
     return out
 
 
@@ -330,6 +332,20 @@ def test_rows_that_a_client_does_not_hold_are_the_servers() -> None:
     mine[axis.ids[0]] = True
     assert torch.equal(found[~mine], done.model["item.weight"][~mine])
     assert not bool((found[mine] == done.model["item.weight"][mine]).any())
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
+def test_of_a_table_a_client_keeps_its_own_rows_and_no_others(name: str) -> None:
+    task = recommender()
+    done = run(task, recipe(TWINS[name](), slices=FeatureRows()), rounds=3)
+    seen = sorted({client for t in range(3) for client in cohort(done.recipe, t)})
+    for table in ("item.weight", "tag.weight"):
+        memory = done.store.get_rows(f"own/{table}", torch.tensor(seen))
+        held = done.recipe.slices.hold(0, torch.tensor(seen)).axes[table][0]
+        assert memory is not None
+        assert held is not None
+        assert torch.equal(memory[0].ids * memory[0].mask, held.ids * held.mask)
+        assert done.store.get(f"own/{table}", torch.tensor(seen)) is None
 
 
 def test_a_broken_client_keeps_its_own_model() -> None:

@@ -224,6 +224,23 @@ def test_state_dicts_and_initial_values_are_those_of_torch(layers: int) -> None:
     torch.testing.assert_close(mine(x, torch.tensor([6, 6]))[0], theirs(x)[0])
 
 
+def test_without_lengths_every_position_counts() -> None:
+    layer, x, _ = case()
+    every = torch.full((len(x),), x.shape[1])
+    for mine, theirs in zip(layer(x), layer(x, every), strict=True):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(layer.last(x), layer(x, every)[1])
+    with pytest.raises(UserError, match=r"x has shape \(4, 3\), expected \[samples, positions, 3\]"):
+        layer(torch.zeros(4, 3))
+
+
+def test_without_lengths_clients_train_together() -> None:
+    (x, lengths, *_), layer, _ = clients(4)
+    every = torch.full_like(lengths, x.shape[2])
+    torch.testing.assert_close(vmap(layer)(x), vmap(layer)(x, every), **TIGHT)
+    torch.testing.assert_close(vmap(layer.last)(x), vmap(layer.last)(x, every), **TIGHT)
+
+
 @pytest.mark.parametrize(
     ("x", "lengths", "told"),
     [

@@ -13,14 +13,15 @@ from pydantic import ValidationError
 from fedslice.devices import Devices
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
-from fedslice.local import SGD
+from fedslice.local import SGD, Prox
 from fedslice.parts import RoundEnd
 from fedslice.recipe import Recipe
 from fedslice.select.oort import Oort, slowness
 from test_fedcs import population
-from toys import SIZES, assert_same, mlp, recommender
+from toys import SIZES, assert_same, double, mlp, recommender
 
 NAN, INF = float("nan"), float("inf")
+SOME = Devices.drawn(len(SIZES), 0)
 
 
 def ready(world: Any, **settings: Any) -> Oort:
@@ -32,7 +33,8 @@ def ready(world: Any, **settings: Any) -> Oort:
 def tell(part: Oort, t: int, losses: Any, who: Any = None) -> None:
     """A round has ended in which these clients (everyone unless said otherwise) had these losses."""
     clients = torch.arange(len(losses)) if who is None else torch.as_tensor(who)
-    part.observe(RoundEnd(t, clients, torch.as_tensor(losses, dtype=torch.float32), {}, {}))
+    own = torch.as_tensor(losses, dtype=torch.float32)
+    part.observe(RoundEnd(t, clients, own, {}, {}, squares=own.double().square()))
 
 
 def chosen(part: Oort, t: int, clients: int, seed: int = 0) -> list[int]:
@@ -109,11 +111,41 @@ def test_a_negative_loss_counts_as_its_square_does() -> None:
     assert chosen(part, 1, 3) == [0]
 
 
-def test_a_utility_that_overflows_does_not_count() -> None:
+def test_a_loss_whose_square_overflows_does_not_count() -> None:
     part = ready(population([3] * 3), budget=0.4)
-    huge = torch.tensor([1.0, 1e308, 2.0], dtype=torch.float64)
-    part.observe(RoundEnd(0, torch.arange(3), huge, {}, {}))
+    huge = torch.tensor([1.0, 1e30, 2.0])
+    part.observe(RoundEnd(0, torch.arange(3), huge, {}, {}, squares=huge.square()))
     assert chosen(part, 1, 3) == [2]
+
+
+@pytest.mark.parametrize("local", [SGD(lr=0.01, epochs=2, batch_size=3), Prox(mu=3.0, lr=0.01, epochs=2, batch_size=3)])
+@pytest.mark.parametrize("engine", ["vectorized", "sequential"])
+def test_a_clients_utility_is_its_samples_times_the_root_mean_square_of_their_losses(local: SGD, engine: str) -> None:
+    """|B_i|·√(1/|B_i|·Σ loss²) by hand: every sample of two passes, with the loss before the step it is part of."""
+    with double():
+        task = recommender()
+        train = task.federation.train
+        run = Experiment(task, Recipe(select=Oort(), local=local), rounds=1, engine=engine, chunk=3, devices=SOME)
+        run.run()
+        expected = []
+        for client, size in enumerate(train.sizes.tolist()):
+            x, start, squares = task.initial(0), task.initial(0), []
+            one = local.batches(0, torch.tensor([client]), torch.zeros(1), train.sizes[[client]], 1, 0)
+            for index, real in zip(one.index[0], one.real[0], strict=True):
+                features, label = train.batch(index[real] + train.offsets[client])
+                now = {name: value.clone().requires_grad_() for name, value in x.items()}
+                each = task.loss(task.forward(now, features), label)
+                if len(each):
+                    squares += each.square().tolist()
+                    slopes = torch.autograd.grad(each.mean(), list(now.values()))
+                    pull = getattr(local, "mu", 0.0)
+                    x = {
+                        name: value - local.lr * (slope + pull * (value - start[name]))
+                        for (name, value), slope in zip(x.items(), slopes, strict=True)
+                    }
+            assert len(squares) == 2 * size
+            expected.append(size * np.sqrt(np.mean(squares)))
+        assert run.recipe.select.state_dict()["utility"].tolist() == pytest.approx(expected)
 
 
 @st.composite

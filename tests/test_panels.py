@@ -1,5 +1,8 @@
 """What task and recipe bring to a report, the command that makes a run, and runs as a reader finds them."""
 
+import json
+import random
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,18 @@ from torch import Tensor
 from fedslice.config import assignments, request, resolve
 from fedslice.errors import UserError
 from fedslice.panel import Panel, histogram
+from fedslice.report.curves import curves
+from fedslice.report.gather import gather
+from fedslice.report.panels import columns, panels
+from fedslice.report.tables import end_sheet, runs_sheet, settings_sheets, summary
 from fedslice.runs.execute import execute
 from fedslice.runs.reading import find, read
 from layouts import one_sentence
 
 SMALL = {"task": "hotcold", "rounds": 2, "eval_every": 1, "set": {"clients": 20, "items": 30, "cohort": 5}}
+
+
+CONFIG = json.dumps({"task": {"name": "a"}, "recipe": {"name": "b"}, "seed": 3, "rounds": 2})
 
 
 def panel(**more: Any) -> Panel:
@@ -120,6 +130,16 @@ def spoil(done: Path, place: Path, name: str, text: str) -> Path:
         ("config.json", "{", "config.json cannot be read"),
         ("config.json", "[1]", "holds no JSON object"),
         ("config.json", '{"task": {"name": 3}}', "'task'"),
+        ("config.json", "[" * 100_000, "config.json cannot be read"),
+        ("config.json", '{"a":' * 60 + "1" + "}" * 60, "nested more than 50 deep"),
+        ("config.json", '{"task": "\\ud800"}', "config.json cannot be read"),
+        ("config.json", CONFIG.replace('"rounds": 2', '"rounds": true'), "'rounds' is True"),
+        ("config.json", CONFIG.replace('"rounds": 2', f'"rounds": {"9" * 400}'), "'rounds' is 999"),
+        ("config.json", CONFIG.replace('"seed": 3', '"seed": -1'), "'seed' is -1"),
+        ("columns.json", "{}", "columns.json holds no lists 'lower_is_better' and 'higher_is_better'"),
+        ("metrics.jsonl", f'{{"round": {"9" * 400}}}\n', "round is a number of 400 digits, expected 0 to 1000000000"),
+        ("metrics.jsonl", '{"round": -5}\n', "round is -5, expected 0 to"),
+        ("metrics.jsonl", '{"round": 1, "\\ud800": 1}\n', "that is no text"),
         ("metrics.jsonl", '{"loss": 1}\n', "line 1"),
         ("metrics.jsonl", '{"round": 1, "loss": "x"}\n', "loss is 'x'"),
         ("panels.json", '[{"title": 1}]', "panels.json"),
@@ -128,6 +148,60 @@ def spoil(done: Path, place: Path, name: str, text: str) -> Path:
 )
 def test_a_spoiled_run_is_named(done: Path, tmp_path: Path, name: str, text: str, says: str) -> None:
     assert says in one_sentence(read, spoil(done, tmp_path, name, text))
+
+
+def test_a_line_nested_without_end_is_told(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="line 1 is not JSON"):
+        read(spoil(done, tmp_path, "metrics.jsonl", "[" * 100_000 + "\n"))
+
+
+def test_a_number_that_no_measurement_gives_is_as_good_as_none(done: Path, tmp_path: Path) -> None:
+    values = ("NaN", "-Infinity", "1e308", "9" * 400, "null")
+    text = "".join(f'{{"round": {t}, "test_auc": {value}}}\n' for t, value in enumerate(values))
+    assert [row["test_auc"] for row in read(spoil(done, tmp_path, "metrics.jsonl", text)).rows] == [None] * 5
+
+
+ODD = (
+    "NaN",
+    "-1e999",
+    "1e308",
+    "1e-320",
+    "9" * 400,
+    "null",
+    "true",
+    "[]",
+    "{}",
+    '""',
+    '"\\ud800"',
+    '"</script>"',
+    "-5",
+)
+ODD += ("[" * 2000, '{"name": [{}]}', '"a\\nb"', "0.5", ",", "}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "panels.json", "columns.json", "environment.json"])
+def test_a_spoiled_run_is_shown_or_told(done: Path, tmp_path: Path, name: str) -> None:
+    """Values replaced, pieces cut out or doubled: a report has a sentence or a page, and never an accident."""
+    good, draw = (done / name).read_text(), random.Random(name)
+    place = spoil(done, tmp_path, name, good)
+    values = [found.span() for found in re.finditer(r'"[^"]*"|-?\d[\d.e-]*|null|true|false', good)]
+    told = 0
+    for _ in range(60):
+        low, high = draw.choice(values)
+        if draw.random() < 0.3:
+            low, high = sorted(draw.choices(range(len(good)), k=2))
+        piece = draw.choice(ODD) if draw.random() < 0.8 else good[low:high] * 2
+        (place / name).write_text(good[:low] + piece + good[high:])
+        try:
+            (group,) = gather([read(place)])
+            rows = summary(group, None)
+            sheets = [*([end_sheet(group, rows)] if rows else []), *settings_sheets(group), runs_sheet(group)]
+            shown = [columns(one.panel) for side in panels(group) for one in side]
+            json.dumps([curves(group).columns, shown], allow_nan=False)
+            "".join(cell.text for sheet in sheets for row in sheet.rows for cell in row).encode()
+        except UserError:
+            told += 1
+    assert 0 < told < 60
 
 
 def test_no_run_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The example of the README runs as it stands, and stays short."""
+"""The examples of the README run as they stand, and stay short."""
 
 import re
 import subprocess
@@ -8,12 +8,27 @@ from pathlib import Path
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_runs_and_ends_with_a_metrics_table(tmp_path: Path) -> None:
-    found = re.search(r"<!-- example -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+def output(name: str, folder: Path) -> str:
+    """What the example of this name prints."""
+    found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found is not None
     code = found.group(1)
     assert len(code.strip().splitlines()) <= 25
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
-    assert "test_auc" in done.stdout
-    assert re.search(r"│ 50 +┆", done.stdout), done.stdout
+    assert not done.stderr
+    return done.stdout
+
+
+def test_the_example_runs_and_ends_with_a_metrics_table(tmp_path: Path) -> None:
+    printed = output("example", tmp_path)
+    assert "test_auc" in printed
+    assert re.search(r"│ 50 +┆", printed), printed
+
+
+def test_the_example_with_sequences_runs_and_ends_with_metrics(tmp_path: Path) -> None:
+    assert re.match(r"\{'round': 5, .*'train_loss': ", output("sequences", tmp_path))
+
+
+def test_every_example_in_python_is_one_of_these() -> None:
+    assert README.read_text().count("```python") == 2

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from fedslice.compare import Target, table
 from fedslice.errors import UserError
 from fedslice.panel import Panel
+from fedslice.recipes import RECIPES
 from fedslice.report import charts, save
-from fedslice.report.curves import POINTS, align, best, curves, kept
+from fedslice.report.curves import POINTS, align, best, coinciding, curves, kept
 from fedslice.report.gather import aim, gather
 from fedslice.report.naming import Settings, labels, short_keys
 from fedslice.report.panels import columns, omitted, panels
-from fedslice.report.tables import end_sheet, settings_sheets, summary, target_sheet
+from fedslice.report.tables import end_sheet, legend, settings_sheets, summary, target_sheet
 from reports import log, run
 
 values = st.sampled_from(["1", "2", "none"])
@@ -32,6 +33,9 @@ def bars(title: str = "sizes", note: str = "", **more: Any) -> Panel:
     return Panel(**{"title": title, "note": note, "mark": "bar", "x": "x", "y": "y", "rows": rows, **more})
 
 
+EXTREMES = (1e-308, 1e-290, 1.0, 10.0, 1e290, 1e308, 10**400)
+
+
 def names(*runs: Any) -> list[str]:
     return [method.name for method in gather(runs)[0].methods]
 
@@ -40,6 +44,25 @@ class TestGrouping:
     def test_seeds_are_one_method(self) -> None:
         (group,) = gather([run(seed=2), run(seed=0), run("fedprox"), run(seed=1)])
         assert [(m.name, [r.seed for r in m.runs]) for m in group.methods] == [("fedavg", [0, 1, 2]), ("fedprox", [0])]
+
+    def test_devices_drawn_from_the_seed_do_not_make_methods(self) -> None:
+        command = "fedslice run toy --devices {}"
+        drawn = [run(seed=k, devices=f"digest{k}", command=command.format("feddd")) for k in range(3)]
+        listed = [run(seed=k, devices="listed", command=command.format("mine.csv")) for k in range(2)]
+        (group,) = gather([*drawn, *listed])
+        assert [(m.name, len(m.runs)) for m in group.methods] == [
+            ("fedavg, devices=feddd", 3),
+            ("fedavg, devices=listed", 2),
+        ]
+        assert names(*drawn) == ["fedavg"]
+        (method,) = gather(drawn)[0].methods
+        assert method.settings["devices"] == "feddd"
+
+    def test_the_order_of_methods_does_not_depend_on_the_order_of_runs(self) -> None:
+        runs = [run(name) for name in ("zeta", "fedsubavg", "alpha", "fedavg", "scaffold")]
+        expected = [name for name in RECIPES if name in ("fedsubavg", "fedavg", "scaffold")] + ["alpha", "zeta"]
+        for some in itertools.permutations(runs, 5):
+            assert names(*some) == expected
 
     def test_settings_that_differ_name_the_method(self) -> None:
         small, large = ({"select": {"name": "uniform", "cohort": cohort}} for cohort in (5, 30))
@@ -147,7 +170,7 @@ class TestCurves:
     @given(st.lists(st.none() | st.floats(-5, 5), max_size=20))
     def test_best_is_lowest_of_a_loss_and_highest_of_a_score(self, found: list[float | None]) -> None:
         there = [value for value in found if value is not None]
-        loss, score = best("test_loss", found), best("test_auc", found)
+        loss, score = best(found, lower=True), best(found, lower=False)
         assert (None if loss is None else found[loss]) == min(there, default=None)
         assert (None if score is None else found[score]) == max(there, default=None)
 
@@ -179,7 +202,8 @@ class TestTables:
         assert found == table(documents, self.target)
 
     def test_cost_of_the_target_and_its_best(self) -> None:
-        sheet = target_sheet(summary(gather(self.runs)[0], self.target), self.target)
+        (group,) = gather(self.runs)
+        sheet = target_sheet(group, summary(group, self.target), self.target)
         assert sheet.columns == [
             "method",
             "rounds",
@@ -195,7 +219,7 @@ class TestTables:
             ["central", "10", "0 B", "0 B", "2.0 s", "1 of 1"],
         ]
         assert [[cell.best for cell in row] for row in sheet.rows] == [
-            [False] * 6,  # nobody else sends bytes and arrives, so there is nothing to be best of
+            [False, True, False, False, False, False],  # as good as the best: 15 ± 7 rounds; nobody else sends bytes
             [False] * 6,
             [False, True, False, False, True, False],
         ]
@@ -219,6 +243,48 @@ class TestTables:
         best = {name: [row[at].best for row in sheet.rows] for at, name in enumerate(sheet.columns)}
         assert best["personal accuracy"] == best["stale loss"] == [False, True]
         assert not any(best["trajectory share 1"])
+
+    def test_what_the_deviation_cannot_tell_from_the_best_is_marked_with_it(self) -> None:
+        scores = {"fedavg": (0.7446, 0.7370), "fedprox": (0.7439, 0.7363), "scaffold": (0.7200, 0.7100)}
+        runs = [
+            run(name, seed, rows=log(0.5, score)) for name, both in scores.items() for seed, score in enumerate(both)
+        ]
+        (group,) = gather(runs)
+        sheet = end_sheet(group, summary(group, None))
+        at = sheet.columns.index("test auc")
+        assert {row[0].text: row[at].best for row in sheet.rows} == {"fedavg": True, "fedprox": True, "scaffold": False}
+        words = legend([sheet])
+        assert "± is the standard deviation over seeds" in words
+        assert "every other whose interval of one ± overlaps" in words
+        alone = [one for one in runs if one.seed == 0]
+        sheet = end_sheet(group, summary(gather(alone)[0], None))
+        assert [row[at].best for row in sheet.rows].count(True) == 1, "without a deviation there is one best"
+        assert "One seed cannot tell" in legend([sheet])
+
+    def test_costs_of_the_target_have_a_deviation_and_the_steps_in_which_they_are_seen(self) -> None:
+        (group,) = gather(self.runs)
+        sheet = target_sheet(group, summary(group, self.target), self.target)
+        assert sheet.caption == (
+            "Until test auc ≥ 0.7: mean over seeds ± standard deviation; seen at evaluations, every 10 rounds"
+        )
+        first = sheet.rows[0]
+        assert [cell.detail for cell in first] == ["", "±7.1", "±7.07 kB", "±14.1 kB", "±0.7 s", ""]
+        often = [run(rows=log(0.5, 0.8, every=1))]
+        (group,) = gather(often)
+        assert "evaluations" not in target_sheet(group, summary(group, self.target), self.target).caption
+
+    def test_time_to_the_target_relates_to_a_baseline(self) -> None:
+        (group,) = gather(self.runs)
+        sheet = target_sheet(group, summary(group, self.target, "fedavg"), self.target, "fedavg")
+        at = sheet.columns.index("time relative to fedavg")
+        assert [row[at].text for row in sheet.rows] == ["100.0%", "-", "44.4%"]
+        (other,) = gather([run("scaffold")])
+        assert "t2a" not in summary(other, self.target, "fedavg")[0], "a task without the baseline has no such column"
+        two = [run(parts={"local": {"name": "sgd", "lr": lr}}, rows=log(0.5, 0.8, clock=[0, lr])) for lr in (0.1, 0.2)]
+        (group,) = gather(two)
+        with pytest.raises(UserError, match="baseline 'fedavg' stands for several methods"):
+            summary(group, self.target, "fedavg")
+        assert summary(group, self.target, "fedavg, lr=0.2")[0]["t2a"] == 0.5
 
     def test_nothing_is_best_among_methods_that_have_not_come_equally_far(self) -> None:
         (group,) = gather([run(), run("fedprox", rows=log(0.1, 0.2), finished=False)])
@@ -327,6 +393,11 @@ class TestPictures:
             bars(mark="line", color="z", rows=[{"x": 1, "y": 1, "z": "p"}, {"x": 2, "y": 2, "z": "p"}]),
             bars(mark="point", log=["x"]),
             bars(rows=[]),
+            *(
+                bars(mark=mark, log=log, rows=[{"x": x, "y": y} for x, y in itertools.product(EXTREMES, EXTREMES)])
+                for mark in ("bar", "line", "point")
+                for log in ([], ["x"], ["y"], ["x", "y"])
+            ),
             bars(rows=[{"x": 1, "y": 1}]),
             bars(color="\\", rows=[{"x": 1, "y": 1, "\\": "\\"}]),
             Panel(title="../../odd", mark="point", x="a.b[0]'\"", y='\\\n\\"', rows=[{"a.b[0]'\"": 1, '\\\n\\"': 2}]),
@@ -363,6 +434,19 @@ class TestColors:
         for eye in self.EYES:
             seen = [self._lab(np.clip(np.array(eye) @ self._linear(color), 0, 1)) for color in colors]
             assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 12
+
+    def test_lines_differ_by_dashes_and_none_covers_the_gaps_of_another(self) -> None:
+        found = curves(gather([run(f"m{place}") for place in range(10)])[0])
+        spec = charts.curves(found, "test_auc", found.axes[0], None, 400)
+        line = next(layer for layer in spec["layer"] if "strokeDash" in layer["encoding"])
+        first, *others = line["encoding"]["strokeDash"]["scale"]["range"]
+        assert first == [1, 0], "the whole line lies below the others"
+        assert all(0 not in dash for dash in others)
+        assert len({tuple(dash) for dash in others}) == 9
+
+    def test_curves_that_hide_each_other_are_named(self) -> None:
+        found = curves(gather([run("fedavg"), run("fedprox"), run("scaffold", rows=log(0.1, 0.2, 0.3))])[0])
+        assert coinciding(found) == [["fedavg", "fedprox"]]
 
     def test_more_methods_differ_by_their_dashes(self) -> None:
         found = curves(gather([run(f"m{place}") for place in range(25)])[0])

@@ -13,6 +13,7 @@ import pytest
 from fedslice.errors import UserError
 from fedslice.panel import Panel
 from fedslice.report import write
+from fedslice.report.page import picture
 from fedslice.runs.reading import Run
 from reports import log, run
 
@@ -104,6 +105,12 @@ def test_the_page_is_readable_by_machines_that_read_aloud(tmp_path: Path) -> Non
     assert tags.count("label") == tags.count("select") == 2
 
 
+def policy(found: Page) -> dict[str, str]:
+    """The page's Content-Security-Policy, rule by rule."""
+    said = next(attrs["content"] for _, attrs in found.elements if attrs.get("http-equiv") == "Content-Security-Policy")
+    return dict(rule.strip().partition(" ")[::2] for rule in (said or "").split(";"))
+
+
 @pytest.mark.parametrize(
     "place", ["task", "source", "recipe", "setting", "metric", "panel", "command", "path", "title"]
 )
@@ -126,6 +133,35 @@ def test_text_of_runs_is_text(tmp_path: Path, place: str) -> None:
     assert "{{ 7 * 7 }}" in found.text
     assert found.scripts == plain.scripts
     assert not any(name.startswith("on") for _, attrs in found.elements for name in attrs)
+
+
+def test_text_of_a_picture_is_text(tmp_path: Path) -> None:
+    """The page of `features`: title, axes, classes and the note."""
+    place = tmp_path / "map.html"
+    place.write_text(picture(panel(NASTY), 300))
+    found = Page(place)
+    place.write_text(picture(panel("sizes"), 300))
+    plain = Page(place)
+    assert [tag for tag, _ in found.elements] == [tag for tag, _ in plain.elements]
+    assert found.scripts == plain.scripts
+    assert "alert(1)" in found.text
+    assert found.contents[0]["data"]["panel"]["color"] == [NASTY]
+    assert not any(name.startswith("on") for _, attrs in found.elements for name in attrs)
+    assert policy(found) == policy(plain) != {}
+
+
+def test_a_page_says_what_its_marks_and_deviations_mean(tmp_path: Path) -> None:
+    two = [run(seed=seed, rows=log(0.5, 0.7 + 0.01 * seed)) for seed in range(2)]
+    found = page(tmp_path, *two, run("fedprox", rows=log(0.5, 0.6)), target=("test_auc", 0.6))
+    assert "± is the standard deviation over seeds: how far single runs lie from their mean." in found.text
+    assert "seen at evaluations, every 10 rounds" in found.text
+    assert "±" not in page(tmp_path, run()).text
+
+
+def test_a_path_that_is_no_text_is_shown_as_well_as_can_be(tmp_path: Path) -> None:
+    given = run()
+    odd = Run(Path("caf\udce9"), *list(vars(given).values())[1:])
+    assert "caf?" in page(tmp_path, odd).text
 
 
 def test_json_in_the_page_cannot_end_its_element_or_a_line(tmp_path: Path) -> None:
@@ -156,15 +192,12 @@ def test_nothing_is_fetched(tmp_path: Path) -> None:
 
 def test_the_policy_allows_the_pages_own_scripts_and_no_network(tmp_path: Path) -> None:
     found = page(tmp_path, run())
-    policy = next(
-        attrs["content"] for _, attrs in found.elements if attrs.get("http-equiv") == "Content-Security-Policy"
-    )
-    rules = dict(rule.strip().partition(" ")[::2] for rule in (policy or "").split(";"))
+    rules = policy(found)
     assert rules["default-src"] == "'none'"
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in found.scripts]
     assert rules["script-src"].split() == [f"'sha256-{digest}'" for digest in hashes]
     assert "connect-src" not in rules
-    assert not re.search(r"https?:|\*|unsafe-eval", policy or "")
+    assert not re.search(r"https?:|\*|unsafe-eval", " ".join(rules.values()))
 
 
 def test_a_run_that_has_just_begun_is_listed(tmp_path: Path) -> None:

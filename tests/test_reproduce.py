@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedslice import recipes, tasks
-from fedslice.config import build_task, split_options
+from command import fedslice
+from fedslice import tasks
+from fedslice.config import build_task, settle
 from fedslice.errors import UserError
 from fedslice.measure.heat import describe
 from fedslice.reproduce import names, reproduce, show
@@ -140,9 +141,7 @@ def test_every_cell_resolves(name: str, tmp_path: Path) -> None:
             for cell in line.cells or (Cell(recipe="fedavg"),):
                 for scale in (1.0, 0.5):
                     asked = order(tmp_path).request(setup, setup.settings(cell, scale), recipe=cell.recipe)
-                    options, settings = split_options(asked)
-                    tasks.get(setup.task).check(options)
-                    recipes.get(cell.recipe).with_options(settings)
+                    settle(asked)
 
 
 def test_cells_that_share_a_run_say_so(tmp_path: Path) -> None:
@@ -195,6 +194,38 @@ def test_bad_requests(changes: dict[str, Any], words: str, tmp_path: Path) -> No
         reproduce(**asked | changes, console=QUIET)
     assert words in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exhibit_that_needs_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    asked = ("reproduce", "S0/table2", "--only", "movielens", "--out", tmp_path / "out")
+    done = fedslice(*asked)
+    which = "S0/table2: movielens, movielens-tuned"
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"fedslice: {which} cannot be made without data; say where they are with --data.\n"
+    nowhere = tmp_path / "nowhere"
+    done = fedslice(*asked, "--data", nowhere)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"fedslice: --data {nowhere} does not exist, expected a folder with the data sets.\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_will_be_missing_without_data_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr("fedslice.reproduce.make.make", lambda *given: {"said before": said.getvalue()})
+    asked = {"data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1, "console": Console(file=said)}
+    needy = "movielens, movielens-tuned, sent140, renttherunway, amazon-zeroed, amazon-real, amazon-tuned"
+    words = f"S0/table2: {needy} cannot be made without --data, and will be missing\n"
+    assert reproduce("S0/table2", **asked) == {"said before": words}
+    said.truncate(0)
+    for exhibit in ("S3/fig7", "S4/table1", "S0/fig2"):
+        assert reproduce(exhibit, **asked)["said before"] == "", "it has generated data"
+
+
+def test_rows_that_cannot_be_made_end_in_an_exit_code_and_a_sentence(tmp_path: Path) -> None:
+    done = fedslice("reproduce", "S0/table1", "--only", "movielens", "--data", tmp_path)
+    assert done.code == 1
+    assert "not run" in done.out
+    assert f"fedslice: 1 of 1 runs could not be made. The first: {tmp_path} holds no " in done.err
 
 
 def test_statistics_of_data_that_are_there_and_that_are_not(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedslice.config import build_task
 from fedslice.errors import UserError
 from fedslice.partition import RARE
-from fedslice.reproduce import measured, show, workers
+from fedslice.reproduce import show, workers
 from fedslice.reproduce.claims import judged
 from fedslice.reproduce.exhibits import Cell, Claim, Exhibit, Line, Setup, Training
 from fedslice.reproduce.files import _checked, load, names
@@ -304,7 +304,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
                 outcomes[one.key] = Outcome(error=str(error))
         return outcomes
 
-    monkeypatch.setattr(measured, "run_all", run_all)
+    monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
 
 
 def metrics(run: dict[str, Any]) -> list[dict[str, Any]]:

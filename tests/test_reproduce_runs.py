@@ -19,12 +19,14 @@ import pytest
 from rich.console import Console
 
 from command import ENVIRONMENT, fedslice
-from fedslice.reproduce import jobs, measured, show, workers
+from fedslice.reproduce import failures, jobs, show, workers
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Training
 from fedslice.reproduce.jobs import Job, Order
 from fedslice.reproduce.make import make
 from fedslice.reproduce.progress import Progress
+from fedslice.runs import checkpoint
 from fedslice.runs.directory import RunDirectory
+from fedslice.signals import Stopped
 
 SET = {"clients": 30, "items": 40, "samples": 12, "factors": 3, "cohort": 6, "batch_size": 4, "lr": 0.5}
 TRAINING = Training(rounds=20, eval_every=5, metric="test_auc", target=0.55)
@@ -120,7 +122,16 @@ def test_a_cell_that_cannot_run_says_why_and_the_others_go_on(document: dict[str
     assert missing.startswith("not run: task 'movielens' needs data")
     assert document["rows"][2]["source"] is None
     assert "fedprox mu=-1.0 on hotcold, seed 0: not run: local=prox: mu=-1.0" in said.getvalue()
+    assert re.match(r"x/small: 10 runs, [\d,]+ rounds in all, 2 at a time\..* time left is told once", said.getvalue())
     assert re.search(r"small: \d+ of 10 runs.*  fedavg on hotcold, seed 1: round 20/20  test auc 0\.", said.getvalue())
+
+
+def test_runs_that_could_not_be_made_are_counted_once(document: dict[str, Any]) -> None:
+    told = failures(document)
+    assert told is not None
+    assert told.startswith("6 of 10 runs could not be made. The first: local=prox: mu=-1.0: ")
+    whole = document | {"rows": [document["rows"][0] | {"cells": document["rows"][0]["cells"][1:]}]}
+    assert failures(whole) is None
 
 
 def test_a_standin_is_judged_by_its_orderings_alone(document: dict[str, Any]) -> None:
@@ -142,7 +153,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_all(jobs: Iterable[Job], out: Path, lanes: int, progress: Progress) -> dict[str, workers.Outcome]:
         return {job.key: workers._work(job.request, out) for job in jobs}
 
-    monkeypatch.setattr(measured, "run_all", run_all)
+    monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
 
 
 @pytest.mark.usefixtures("here")
@@ -185,7 +196,7 @@ def test_an_interrupted_exhibit_goes_on(
             raise KeyboardInterrupt
 
         patched.setattr(Progress, "end", end)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped, match="of 4 runs 1 are finished and 0 saved in the middle"):
             make("x/small", CALM, SETUPS, order(tmp_path, jobs=1))
     assert not multiprocessing.active_children()
     before = {name: log for name, log in logs(tmp_path).items() if (tmp_path / name / "finished.json").exists()}
@@ -261,6 +272,48 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     ((name, _),) = logs(tmp_path / "out").items()
     config = json.loads((tmp_path / "out" / name / "config.json").read_text())
     RunDirectory.open(tmp_path / "out" / name, config, resume=True).close()  # nobody holds its lock
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_reproduce_runs as t
+from fedslice.signals import listen
+if __name__ == "__main__":
+    listen()
+    row = t.Line(paper="Here", setups=("long",), cells=t.CELLS)
+    try:
+        t.make("x", t.CALM.model_copy(update={{"row": (row,)}}), t.SETUPS, t.order(Path("out"), jobs=2, seeds=1))
+    except t.Stopped as stopped:
+        print(stopped)
+        sys.exit(stopped.code)
+"""
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+def test_a_stopped_exhibit_has_its_workers_save_their_runs(tmp_path: Path, group: bool) -> None:
+    """SIGTERM to this process, which asks its workers, or to all of them at once, as a scheduler sends it."""
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED.format(tests=str(Path(__file__).parent)))
+    process = subprocess.Popen(
+        [sys.executable, script],
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 120
+    while sum(log.count(b"\n") > 1 for _, log in logs(tmp_path / "out").values()) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    (os.killpg if group else os.kill)(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    said = "of 2 runs 0 are finished and 2 saved in the middle, in out; the same command goes on.\n"
+    assert (process.returncode, out) == (143, f"ended by SIGTERM; {said}")
+    for run in (tmp_path / "out").iterdir():
+        at = checkpoint.load(run / "checkpoint.safetensors")[1]["round"]
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == at // 5 + 1
 
 
 @pytest.mark.usefixtures("here")

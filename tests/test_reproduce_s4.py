@@ -155,7 +155,7 @@ def test_the_settings_are_the_papers(name: str, tmp_path: Path) -> None:
                 rate, epochs = (0.5 if setup.task == "agnews" else 0.05, 1) if small else (0.01, 5)
                 assert (own["split"], own["lr"], "decay" in own) == ("pfllib", cell.set.get("lr", rate), False)
                 assert own["partition"] == ("pfl-pathological" if "pathological" in one else "pfl-dirichlet")
-                assert own["weights"] == ("uniform" if cell.recipe in ("scaffold", "feddyn", "feddc") else "samples")
+                assert own["weights"] == "uniform", "algorithm 1, line 11, and for all methods equation 1"
                 clipped = cell.recipe in ("feddyn", "feddc") or (small and cell.recipe == "scaffold")
                 assert own.get("clip") == (10.0 if clipped else None)
                 assert setup.task == "agnews" or own["normalise"] == "half"

@@ -11,7 +11,7 @@ from rich.console import Console
 from command import fedslice
 from fedslice.config import resolve
 from fedslice.errors import UserError
-from fedslice.reproduce import files, measured, show, verdicts, workers
+from fedslice.reproduce import files, show, verdicts, workers
 from fedslice.reproduce.compression import words_since
 from fedslice.reproduce.exhibits import Cell, Claim, Exhibit, Line, Setup, Training
 from fedslice.reproduce.files import _checked
@@ -105,7 +105,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, list[Any]]]
             made_up = {name: Outcome("d", "s", tuple(log)) for name, log in rows.items()}
             return {one.key: made_up.get(one.cell, Outcome(error="no.")) for one in jobs}
 
-        monkeypatch.setattr(measured, "run_all", run_all)
+        monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
 
     return give
 
@@ -230,7 +230,8 @@ def test_words_of_real_messages(tmp_path: Path) -> None:
     told = [cell["verdict"] and cell["verdict"]["verdict"] for cell in document["rows"][0]["cells"]]
     assert told == ["holds", "does not hold", "holds", None, None, "not comparable"]
     assert document["rows"][1]["cells"][0]["words"] == 7 * SIZE + 12
-    assert said.getvalue().count(": flss\n") == 1, "a run that rows share is made once"
+    assert said.getvalue().startswith("x: 6 runs, 66 rounds in all, 1 at a time. ")
+    assert said.getvalue().count("  flss on mnist, seed 0: round 11/11") == 1, "a run that rows share is made once"
     page = show.markdown(document)
     assert "words that a client sends after round 4 of 11" in page
     assert "words that a client sends in 11 rounds" in page
@@ -292,7 +293,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (settings / "S9-table1.toml").write_text(TOML)
     (settings / "setups.toml").write_text(SETUP)
     monkeypatch.setattr(files, "_folder", lambda: settings)
-    monkeypatch.setattr(measured, "run_all", run_all)
+    monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
     asked = ("reproduce", "S9/table1", "--scale", 0.5, "--seeds", 1, "--only", "small", "--out", tmp_path / "out")
     (row,) = fedslice(*asked, "--json").document["rows"]
     assert (row["rounds"], row["sampling"]) == (12, 6)

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -16,11 +17,12 @@ import pytest
 
 from command import ENVIRONMENT, SCRIPT, fedslice, without_seconds
 from fedslice.config import assignments, request, resolve
+from fedslice.runs import checkpoint
 from fedslice.runs.execute import execute
 
 # Processes that are forked off one in which everything is imported: each is a real one, and starts in no time.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fedslice.cli"])
+SERVER.set_forkserver_preload(["fedslice.cli", "fedslice.runs.execute"])
 
 ROUNDS = 120
 BASE = ("run", "hotcold", "--rounds", ROUNDS, "--eval-every", 4, "--checkpoint-seconds", 0, "--json")
@@ -107,6 +109,19 @@ def test_stopped_after_any_round(tmp_path: Path, recipe: str) -> None:
     assert without_seconds(again) == without_seconds(expected)
 
 
+def test_panels_are_the_same_after_a_resume_to_the_last_letter(tmp_path: Path) -> None:
+    """Rounds that were saved as a tensor of fractions come back as whole numbers."""
+    given = assignments(str(word) for word in RECIPES["flss"] if "=" in str(word))
+    plan = resolve(request({"task": "hotcold", "recipe": "flss", "rounds": 45, "cohort": 4, "set": given}))
+    execute(plan, tmp_path / "whole", resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, tmp_path / "stopped", resume=True, checkpoint_seconds=0, on_round=partial(stop, 43))
+    execute(plan, tmp_path / "stopped", resume=True)
+    panels = [(tmp_path / name / "panels.json").read_text() for name in ("whole", "stopped")]
+    assert panels[0] == panels[1]
+    assert '"round": 34,' in panels[0]
+
+
 def stop(last: int, done: int) -> None:
     if done == last:
         raise KeyboardInterrupt
@@ -126,6 +141,13 @@ def test_an_interrupted_run_resumes(tmp_path: Path, whole: Callable[[str], list[
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     said = [line for line in err.splitlines() if "  round " not in line]
-    assert said == ["fedslice: interrupted; the same command with --resume goes on from there."]
+    (sentence,) = said
+    found = re.fullmatch(
+        rf"fedslice: interrupted; round (\d+) of {ROUNDS} is saved in {re.escape(str(run))}, and the same command with "
+        r"--resume goes on from there\.",
+        sentence,
+    )
+    assert found
+    assert checkpoint.load(run / "checkpoint.safetensors")[1]["round"] == int(found[1])
     assert not (run / "finished.json").exists()
     assert finish(run, *words, "--resume") == whole("fedsubavg")

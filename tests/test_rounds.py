@@ -463,7 +463,7 @@ def test_bytes_are_counted_from_what_a_client_holds() -> None:
         ({"rounds": 0}, "rounds=0"),
         ({"eval_every": 0}, "eval_every=0"),
         ({"chunk": 0}, "chunk=0"),
-        ({"device": "warp"}, "device='warp'"),
+        ({"device": "warp"}, "Unknown device 'warp'"),
     ],
 )
 def test_what_an_experiment_refuses(options: dict[str, Any], message: str) -> None:

@@ -3,20 +3,22 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedslice.codecs import Dense
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
+from fedslice.federation import Federation
 from fedslice.parts import CHECKED
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES, get
 from fedslice.slice import Values
 from fedslice.task import Task
-from toys import SIZES, assert_close, assert_same, double, index_set, pair, recommender, run
+from toys import SIZES, assert_close, assert_same, double, index_set, pair, recommender, run, squared
 
 SMALL = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 ROUNDS = 5
@@ -80,7 +82,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
             weight = float(weights[client])
             for n, v in x.items():
                 plus = mine[n] * (own[client][n] - c[n] + (model[n] - v) / (steps * rate))
-                fresh[n] += (plus - own[client][n]) / clients
+                fresh[n] += (plus - own[client][n]) * weight / float(weights.sum())
                 own[client][n] = plus
                 change[n] += weight * (v - model[n])
                 cover[n] += weight * mine[n]
@@ -151,6 +153,35 @@ def test_the_servers_variate_is_the_mean_of_the_clients(variant: str) -> None:
             torch.testing.assert_close(variate(done, name, client), own[client][name], rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(total, len(task.federation) * done.recipe.local.field()[name], rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(c[name], done.recipe.local.field()[name], rtol=1e-9, atol=1e-11)
+
+
+class Line(nn.Module):
+    """One parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Linear(1, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.slope(x).squeeze(-1)
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("samples", 24 / 7), ("uniform", 8 / 5)])
+def test_it_comes_to_the_minimum_of_the_loss_that_its_weights_say(weights: str, expected: float) -> None:
+    """Six samples of (θ − 8)² and two of (2θ)²: 6·(θ − 8) + 2·4·θ = 0 with their numbers, (θ − 8) + 4·θ = 0 without.
+
+    FedAvg's clients come to another point, as each takes five steps towards its own minimum.
+    """
+    numbers = [6, 2]
+    features, label = {"x": np.repeat([1.0, 2.0], numbers)[:, None]}, np.repeat([8.0, 0.0], numbers)
+    data = Federation.from_arrays(client=np.repeat([0, 1], numbers), features=features, label=label, test=0.0)
+    task = Task(data, Line, squared)
+    exact = {"select": "everyone", "weights": weights, "batch_size": None, "iterations": 5, "lr": 0.05}
+    done = run(task, get("scaffold").with_options(exact), rounds=200)
+    assert float(done.model["slope.weight"]) == pytest.approx(expected, rel=1e-9)
+    assert float(done.recipe.local.field()["slope.weight"]) == pytest.approx(0, abs=1e-9), "c is the mean gradient"
+    other = run(task, get("fedavg").with_options(exact), rounds=200)
+    assert float(other.model["slope.weight"]) != pytest.approx(expected, rel=1e-2)
 
 
 def variate(done: Experiment, name: str, client: int) -> Tensor:

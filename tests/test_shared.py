@@ -88,10 +88,10 @@ def test_a_word_that_means_nothing_is_refused(word: str) -> None:
         ("", "unknown part ''; choose one of: channel-dropout, feature-rows, whole, width"),
         ("channel-dropot", "did you mean 'channel-dropout'"),
         ("shared", "unknown part 'shared'"),
-        ("channel-dropout budget=2", "channel-dropout: budget='2': input should be less than or equal to 1"),
-        ("channel-dropout bugdet=0.5", "channel-dropout: bugdet='0.5': unexpected"),
+        ("channel-dropout budget=2", "channel-dropout: budget=2: input should be less than or equal to 1"),
+        ("channel-dropout bugdet=0.5", "channel-dropout: bugdet=0.5: unexpected"),
         ("width widths=0.5,x", "width: widths='0.5,x': 'x' is no width"),
-        ("feature-rows rate=1", "feature-rows: rate='1': unexpected"),
+        ("feature-rows rate=1", "feature-rows: rate=1: unexpected"),
     ],
 )
 def test_an_inner_part_that_cannot_be_is_refused(inner: str, says: str) -> None:

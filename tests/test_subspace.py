@@ -15,6 +15,7 @@ from fedslice.codecs.catchup import CatchUp
 from fedslice.codecs.subspace import flatten
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
+from fedslice.core.message import Body
 from fedslice.messages import Upload
 from fedslice.parts import RoundEnd
 from fedslice.recipes import get
@@ -162,6 +163,40 @@ def test_the_words_of_a_run_are_those_that_the_paper_counts() -> None:
     assert run(task, get("flss", **common), rounds=12).ledger.up_bytes == 4 * CLIENTS * (4 * size + 8 * 2)
 
 
+@pytest.mark.parametrize("weights", [None, "samples"])
+@pytest.mark.parametrize("recipe", ["flss", "fedprox+flss", "sign+flss"])
+def test_the_server_takes_the_plain_mean_of_coefficients(
+    recipe: str, weights: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Algorithm 1, line 11: g̃ = 1/|M|·Σ g̃_k, however many samples a client has; weights=samples weighs by them."""
+    with double():
+        options: dict[str, Any] = {"cohort": 4, "rank": 2, "warmup": 2, "every": 0, "iterations": 2, "lr": 0.1}
+        asked = get(recipe, **options | ({} if weights is None else {"weights": weights}))
+        experiment = Experiment(mlp(), asked, rounds=6, eval_every=1, chunk=2)
+        codec, sent = experiment.recipe.codec, list[Upload]()
+        assert isinstance(codec, StreamingSubspace)
+        decode = codec.decode
+
+        def noted(t: int, frame: Upload, body: Body) -> Upload:
+            sent.append(decode(t, frame, body))
+            return sent[-1]
+
+        monkeypatch.setattr(codec, "decode", noted)
+        before = None
+        for row in experiment.stream():
+            after = torch.cat([value.flatten() for value in experiment.model.values()])
+            if row["round"] > 2:
+                codes = torch.cat([next(iter(one.values.values())) for one in sent])
+                sizes = torch.tensor(SIZES)[torch.cat([one.clients for one in sent])].double()
+                shares = sizes / sizes.sum() if weights == "samples" else torch.full((4,), 0.25)
+                assert before is not None
+                assert codec._basis is not None
+                torch.testing.assert_close(after - before, codec._basis.columns @ (shares @ codes))
+                assert len(set(sizes.tolist())) > 1
+            before = after
+            sent.clear()
+
+
 def test_a_fixed_subspace_is_never_left() -> None:
     """F-Sub of table 4: without full rounds the basis of the warm-up stays, and 2 + 10 rounds of 12 send D and R."""
     task = mlp()
@@ -185,7 +220,7 @@ def test_a_fixed_subspace_is_never_left() -> None:
 
 
 def test_full_rounds_alone_with_signs_are_signs() -> None:
-    options: dict[str, Any] = {"select": "everyone", "iterations": 2, "lr": 0.1}
+    options: dict[str, Any] = {"select": "everyone", "iterations": 2, "lr": 0.1, "weights": "uniform"}
     plain = run(mlp(), get("sign", **options), rounds=5)
     wrapped = run(mlp(), get("sign+flss", **options, rank=2, warmup=1, every=1), rounds=5)
     assert_close(wrapped.model, plain.model, rtol=1e-6, atol=1e-7)
@@ -207,7 +242,7 @@ def test_it_wraps_feature_rows_with_heat() -> None:
     [
         ({"rank": 10**6}, "rank=1000000 but the model has"),
         ({"warmup": 4}, "warmup=4 is longer than the run of 3 rounds"),
-        ({"warmup": 10**9, "rounds": 10**9 + 1}, "decompose 1000000000 sampled .* GiB where the machine has"),
+        ({"warmup": 10**9, "rounds": 10**9 + 1}, "1,000,000,000 updates of 51 .* GiB, where there are .* GiB"),
     ],
 )
 def test_what_can_never_become_a_subspace_is_refused(options: dict[str, Any], words: str) -> None:

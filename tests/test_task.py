@@ -115,6 +115,42 @@ def test_a_loss_must_give_one_value_per_sample(loss: Any, shape: str) -> None:
     )
 
 
+def raising(out: Tensor, label: Tensor) -> Tensor:
+    raise ValueError("labels must be even\nand small")
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (
+            lambda out, label: 0.5,
+            "the loss gave a float for 2 samples, not a tensor; it must give one value per sample",
+        ),
+        (lambda out, label: None, "the loss gave a NoneType for 2 samples, not a tensor"),
+        (lambda out, label: out > label, "the loss gave values of type bool, expected float32 as the outputs have"),
+        (lambda out, label: (out > label).long(), "the loss gave values of type int64, expected float32"),
+        (
+            lambda out, label: out / 0,
+            r"the loss <lambda> gave -?inf for outputs from [-0-9.]+ to [-0-9.]+; it must be finite\.",
+        ),
+        (lambda out, label: out * float("nan"), "the loss <lambda> gave nan for outputs from"),
+        (
+            raising,
+            r"the loss raising raised ValueError \('labels must be even'\) on outputs of shape \(2,\) \(float32\) and "
+            r"labels of shape \(2,\) \(float32\); it must give one value per sample",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with_is_told(loss: Any, says: str) -> None:
+    refused(says, federation(**NUMBERS), Dense(nn.Linear(3, 1)), loss)
+
+
+def test_an_error_within_a_loss_stays_visible() -> None:
+    with pytest.raises(UserError) as refusal:
+        Task(federation(**NUMBERS), Dense(nn.Linear(3, 1)), raising)
+    assert isinstance(refusal.value.__cause__, ValueError)
+
+
 def test_a_loss_must_look_at_each_sample_alone() -> None:
     """All clients' samples go through it together."""
     module = Dense(nn.Linear(3, 1))
@@ -142,6 +178,20 @@ def test_common_losses_are_taken(layers: tuple[nn.Module, ...], loss: nn.Module)
 def test_forward_takes_the_features_by_name() -> None:
     data = federation(y=np.ones((4, 3)))
     refused(r"Dense.forward takes \(x\) but the federation's feature 'y' would be passed", data, Dense(nn.Linear(3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"x": np.ones((4, 3))}, r"the federation has 'x'; rename it: features=\{'input': \.\.\.\}\.$"),
+        ({"input": np.ones((4, 3)), "y": np.ones(4)}, "the federation has 'input', 'y'; for several features"),
+        ({"input": Ragged.from_lists([[1]] * 4)}, "the federation has 'input'; for several features or for sequences"),
+    ],
+)
+def test_a_sequential_takes_one_feature_that_is_called_input(features: dict[str, Any], message: str) -> None:
+    module = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    refused(f"nn.Sequential takes one feature, named 'input', but {message}", federation(**features), module)
+    assert Task(federation(input=np.ones((4, 3))), module, squared).shapes
 
 
 class Deaf(nn.Module):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from command import SMALL, fedslice, without_seconds
+from fedslice import vectors
 from fedslice.codecs.basis import Basis
 from fedslice.config import request, resolve
 from fedslice.errors import UserError
@@ -28,6 +29,7 @@ from fedslice.recipes import RECIPES, get
 from fedslice.runs import checkpoint
 from fedslice.runs.execute import execute
 from fedslice.runs.reading import read
+from fedslice.vectors import Vectors
 from toys import begun, double, fitting, mlp
 
 SHARES = [f"trajectory_share_{k}" for k in COUNTS]
@@ -37,10 +39,11 @@ def matrix(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def followed(updates: Tensor) -> Trajectory:
+def followed(updates: Tensor, scratch: Path | None = None) -> Trajectory:
     """An instrument that has seen the columns as rounds of a model that is one vector."""
     found = Trajectory()
     found._shapes = {"x": torch.Size([len(updates)])}
+    found._updates = Vectors("measure=trajectory", len(updates), updates.shape[1], torch.float32, scratch, "")
     for t, update in enumerate(updates.T):
         found.observe(RoundEnd(t, torch.zeros(0), torch.zeros(0), {"x": (None, update)}, {}))
     return found
@@ -179,10 +182,12 @@ def test_a_run_that_is_stopped_leaves_the_files_of_one_that_is_not(tmp_path: Pat
     for last in (1, 3, 4, 11):
         with pytest.raises(KeyboardInterrupt):
             execute(plan, tmp_path / "stopped", resume=True, checkpoint_seconds=0, on_round=partial(stop, last))
+    assert (tmp_path / "stopped" / "scratch" / "trajectory").exists()
     again = execute(plan, tmp_path / "stopped", resume=True)
     assert without_seconds(again) == without_seconds(expected)
     whole, stopped = ((tmp_path / run / "panels.json").read_text() for run in ("whole", "stopped"))
     assert whole == stopped
+    assert not (tmp_path / "stopped" / "scratch").exists(), "a finished run needs no updates"
     assert "Spectrum of the trajectory" in whole
 
 
@@ -220,17 +225,37 @@ def test_a_model_that_stands_still_or_leaves_the_numbers_has_no_directions() -> 
     assert measured(late) == dict.fromkeys(SHARES, 1.0) | {"trajectory_residual": 1.0}
 
 
-def test_a_run_whose_updates_do_not_fit_is_refused_with_the_arithmetic() -> None:
+def test_a_run_whose_updates_do_not_fit_is_refused_with_the_arithmetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "free_disk", lambda _: 2**33)
     task = mlp()
     size = sum(shape.numel() for shape in task.shapes.values())
     limit = 2**33 // (4 * size)
     with pytest.raises(UserError) as caught:
-        Experiment(task, get("fedavg", cohort=2), rounds=limit + 1, measure=["trajectory"])
+        Experiment(task, get("fedavg", cohort=2), rounds=limit + 1, measure=["trajectory"], scratch=tmp_path)
     assert str(caught.value) == (
-        f"measure=trajectory: {limit + 1:,} updates of {size} parameters take 8.0 GiB where 8 are allowed; "
-        "give fewer rounds, or leave it out."
+        f"measure=trajectory: {limit + 1:,} updates of {size} parameters take 8.0 GiB, where the disk of {tmp_path} "
+        "has 8.0 GiB; give fewer rounds, or leave it out."
     )
-    Experiment(task, get("fedavg", cohort=2), rounds=limit, measure=["trajectory"])
+    Experiment(task, get("fedavg", cohort=2), rounds=limit, measure=["trajectory"], scratch=tmp_path)
+
+
+def test_it_is_the_same_to_the_bit_in_memory_and_in_a_file(tmp_path: Path) -> None:
+    updates = matrix(300, 12)
+    kept, written = followed(updates), followed(updates, tmp_path)
+    assert torch.equal(kept._gram, written._gram)
+    assert kept.panels() == written.panels()
+    torch.testing.assert_close(written._gram, updates.double().T @ updates.double())
+
+
+def test_a_checkpoint_of_a_run_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    """Of 12 rounds it holds 12 checksums, 12 residuals and 12·12 products; the updates are in a file beside it."""
+    sizes = []
+    for size in (50, 5000):
+        state = followed(matrix(size, 12), tmp_path / str(size)).state_dict()
+        sizes.append(sum(value.numel() for value in state.values()))
+    assert sizes == [12 + 12 + 144] * 2
 
 
 def test_the_command_line_logs_it_and_keeps_its_panels(tmp_path: Path) -> None:

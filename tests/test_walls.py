@@ -20,6 +20,7 @@ from fedslice.recipes import RECIPES, get
 from fedslice.select import Everyone, Uniform
 from fedslice.slices import ChannelDropout, Shared, Slices
 from fedslice.task import Task
+from fedslice.vectors import Vectors
 from toys import (
     SIZES,
     assert_close,
@@ -267,6 +268,7 @@ def observed(updates: Tensor, rank: int, warmup: int) -> StreamingSubspace:
     codec = StreamingSubspace(rank=rank, warmup=warmup, every=1)
     codec.setup(world(mlp()))
     codec._shapes = {"w": updates.shape[1:]}
+    codec._sampled = Vectors("codec=subspace", updates.shape[1], warmup, updates.dtype, None, "")
     for t, update in enumerate(updates):
         codec.observe(RoundEnd(t, torch.arange(1), torch.zeros(1), {"w": (None, update)}, {}))
     return codec

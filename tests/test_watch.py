@@ -16,7 +16,10 @@ from rich.text import Text
 
 from fedslice import watch as module
 from fedslice.errors import UserError
+from fedslice.plot import DARK
+from fedslice.report.gather import gather
 from fedslice.runs import RunDirectory, sight
+from fedslice.runs.reading import find, read
 from fedslice.runs.sight import FINISHED, RUNNING, STOPPED, Watcher, held
 from fedslice.watch import picture, watch
 
@@ -46,7 +49,11 @@ def make(path: Path, *rows: dict[str, Any], rounds: int = 100, seed: int = 0, fi
 
 
 def finish(path: Path) -> None:
-    (path / "finished.json").write_text("{}")
+    """Mark a run as complete, after the row of its last round if it has none."""
+    log, rounds = path / "metrics.jsonl", json.loads((path / "config.json").read_text())["rounds"]
+    if json.loads(log.read_text().splitlines()[-1])["round"] != rounds:
+        append(path, json.dumps(row(rounds)) + "\n")
+    (path / "finished.json").write_text(json.dumps({"metric_rows": len(log.read_text().splitlines())}))
 
 
 def append(path: Path, text: str) -> None:
@@ -193,9 +200,19 @@ def test_a_run_keeps_its_colour_when_others_appear_before_it(tmp_path: Path) -> 
     make(tmp_path / "m", seed=0)
     watcher = Watcher([tmp_path])
     (first,) = watcher.look()
-    make(tmp_path / "a", seed=1)
+    make(tmp_path / "a", rounds=200)
     new, old = watcher.look()
     assert old.colour == first.colour != new.colour
+
+
+def test_the_seeds_of_a_method_share_the_colour_that_a_report_gives_it(tmp_path: Path) -> None:
+    for name in ("scaffold", "fedavg", "zeta"):
+        for seed in range(2):
+            place = make(tmp_path / f"{name}{seed}", row(0), seed=seed)
+            (place / "config.json").write_text(json.dumps(CONFIG | {"recipe": {"name": name}, "seed": seed}))
+    seen = {(sight.run.recipe, sight.colour) for sight in Watcher([tmp_path]).look()}
+    (group,) = gather([read(place) for place in find([tmp_path])])
+    assert seen == {(method.name, DARK[place]) for place, method in enumerate(group.methods)}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,68 @@
 """Federated learning in which a client and the server exchange a slice of the model."""
 
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
-from fedslice.federation import Federation, Ragged
-from fedslice.recipe import Recipe
-from fedslice.task import Task
+from __future__ import annotations
 
-__all__ = ["Experiment", "Federation", "Ragged", "Recipe", "Task", "UserError"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedslice.errors import UserError
+    from fedslice.experiment import Experiment
+    from fedslice.federation import Federation, Ragged
+    from fedslice.metrics import Metric
+    from fedslice.recipe import Recipe
+    from fedslice.task import Task
+
+    __version__: str
+
+__all__ = ["Experiment", "Federation", "Metric", "Ragged", "Recipe", "Task", "UserError", "__version__"]
+
+_HOMES = {
+    "Experiment": "fedslice.experiment",
+    "Federation": "fedslice.federation",
+    "Metric": "fedslice.metrics",
+    "Ragged": "fedslice.federation",
+    "Recipe": "fedslice.recipe",
+    "Task": "fedslice.task",
+    "UserError": "fedslice.errors",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name or a submodule when it is first used: torch alone takes two seconds to load."""
+        if name == "__version__":
+            value = _version()
+        elif name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+        else:
+            value = _submodule(name)
+        globals()[name] = value
+        return value
+
+
+def _submodule(name: str) -> Any:
+    from importlib.util import find_spec
+
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    """The version in pyproject.toml: through the installed package, or from a source tree that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fedslice")
+    except PackageNotFoundError:
+        import tomllib
+        from pathlib import Path
+
+        project = Path(__file__).parents[2] / "pyproject.toml"
+        found: str = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+        return found

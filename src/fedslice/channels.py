@@ -92,10 +92,10 @@ def network(module: nn.Module, shapes: Shapes) -> dict[str, Layer]:
     """The same in the order in which they run, with what feeds each; a network that cannot be narrowed is refused."""
     try:
         traced = fx.symbolic_trace(module)
-    except Exception as error:  # whatever a forward of the user's own raises on a symbolic value
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    except Exception:  # whatever a forward of the user's own raises on a symbolic value
         raise UserError(
-            f"{type(module).__name__} cannot be narrowed: its forward cannot be read ({first}); use widths=1."
+            f"{type(module).__name__} cannot be narrowed: which layer feeds which depends on the values that its "
+            "forward sees, in an if or a loop for example; use widths=1."
         ) from None
     found: dict[str, Layer] = {}
     owner: dict[fx.Node, str | None] = {}
@@ -108,7 +108,8 @@ def network(module: nn.Module, shapes: Shapes) -> dict[str, Layer]:
             owner[node] = _step(str(node.target), traced.get_submodule(str(node.target)), sources, found, shapes)
         else:
             known = node.target in (_METHODS if node.op == "call_method" else _FUNCTIONS)
-            owner[node] = _between(node.name, node.name, known, sources)
+            target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
+            owner[node] = _between(node.name, f"the operation {target!r}", known, sources)
     if not found:
         raise UserError(
             f"{type(module).__name__} cannot be narrowed: it has no Linear or convolution layer; use slices=whole."
@@ -164,7 +165,7 @@ def _layer(name: str, shapes: Shapes, source: str | None = None) -> Layer:
 def _step(name: str, part: nn.Module, sources: set[str | None], found: dict[str, Layer], shapes: Shapes) -> str | None:
     """A module of the graph: a layer, something harmless between two, or the reason for a refusal."""
     if not isinstance(part, Channelled):
-        return _between(name, type(part).__name__, isinstance(part, _BETWEEN), sources)
+        return _between(name, f"{type(part).__name__} ({name!r})", isinstance(part, _BETWEEN), sources)
     source = _one(name, sources)
     trouble = None
     if getattr(part, "groups", 1) != 1:
@@ -191,7 +192,7 @@ def _between(name: str, what: str, known: bool, sources: set[str | None]) -> str
     source = _one(name, sources)
     if source is not None and not known:
         raise UserError(
-            f"layer {source!r} cannot be narrowed: {what} ({name!r}) lies behind it, where only ReLU and its like, "
+            f"layer {source!r} cannot be narrowed: {what} lies behind it, where only ReLU and its like, "
             "pooling, flatten and dropout may; use widths=1."
         )
     return source

@@ -1,20 +1,22 @@
-"""The command line's entry: how words are read, and how mistakes are told."""
+"""The command line's entry: how words are read, and how mistakes are told.
+
+Nothing that takes long is imported before :func:`main` runs, so that Ctrl-C is answered from the first moment on.
+"""
 
 from __future__ import annotations
 
-import os
+import codecs
+import io
 import re
 import sys
 
-import typer
+from fedslice.loading import INTERRUPTED, loading
+from fedslice.signals import listen
 
-from fedslice.commands import app
-from fedslice.commands.app import say
-from fedslice.errors import UserError
-
-UsageError = typer.BadParameter.__base__  # what the option parser raises for any misuse
-INTERRUPTED = 130
 _ASSIGNMENT = re.compile(r"[\w.]+=")
+# What stands for a character that the terminal's encoding lacks; any other becomes a question mark.
+_PLAIN = {"…": "~", "±": "+-", "●": "*", "█": "#", "│": "|", "┤": "+", "└": "+", "┬": "+", "─": "-", "·": "*"}
+_PLAIN |= {chr(code): "*" for code in range(0x2801, 0x2900)}  # dots of a curve
 
 
 def expand(words: list[str]) -> list[str]:
@@ -33,24 +35,59 @@ def expand(words: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
-    code = 2
+    listen()
     try:
-        code = app(args=expand(sys.argv[1:]) or ["--help"], standalone_mode=False) or 0
-        sys.stdout.flush()
+        code = _run(expand(sys.argv[1:]) or ["--help"])
+    except KeyboardInterrupt:
+        sys.stderr.write("fedslice: interrupted.\n")
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """The exit code of a command, after it has told in a sentence what went wrong, if anything did."""
+    codecs.register_error("plain", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="plain")
+
+    with loading():
+        import typer
+
+        from fedslice.commands import app
+        from fedslice.commands.app import say
+        from fedslice.console import while_read
+        from fedslice.errors import UserError
+        from fedslice.signals import Stopped
+
+    usage_error = typer.BadParameter.__base__  # what the option parser raises for any misuse
+    try:
+        code = app(args=words, prog_name="fedslice", standalone_mode=False) or 0
+        with while_read(sys.stdout):
+            sys.stdout.flush()
     except UserError as error:
         say(f"fedslice: {error}")
-    except UsageError as error:  # type: ignore[misc]
+    except usage_error as error:  # type: ignore[misc]
         say(f"fedslice: {error.format_message()}")
     except (MemoryError, OverflowError) as error:
         say(f"fedslice: that is too large for this machine ({error or 'no memory is left'}); ask for smaller sizes.")
-    except BrokenPipeError:  # whoever read the output has gone, and with it the reason to write
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     except OSError as error:
         say(f"fedslice: {error.filename or 'writing'}: {error.strerror}.")
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    if code == INTERRUPTED:
-        how = "" if sys.argv[1:2] == ["reproduce"] else " with --resume"
-        say(f"fedslice: interrupted; the same command{how} goes on from there.")
-    sys.exit(code)
+    except Stopped as stopped:
+        say(f"fedslice: {stopped}")
+        return stopped.code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    else:
+        if code == INTERRUPTED:  # as newer versions of typer tell it
+            raise KeyboardInterrupt
+        return code
+    return 2
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Characters that can be printed anywhere; the form of an error handler of :mod:`codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lost = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in lost), error.end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,14 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice import recipes, tasks
 from fedslice.devices import Devices, devices
+from fedslice.disk import read_bytes, reason
 from fedslice.engines.choose import ENGINES
 from fedslice.errors import UserError, unknown
-from fedslice.experiment import Experiment
-from fedslice.recipe import Recipe, first_problem, option_names
+from fedslice.experiment import Experiment, device_by_name
+from fedslice.parts import Part
+from fedslice.recipe import PARTS, Recipe, setting_names
+from fedslice.select.base import USUAL_COHORT
+from fedslice.settings import TASK, assigned, first_problem, owners, pairs, written
 from fedslice.task import Task
 from fedslice.tasks.entry import Options, Seed
 
-DEVICES = ("cpu", "cuda", "mps")
 Whole = Annotated[int, Field(ge=1, le=10**9)]
 
 
@@ -53,13 +56,16 @@ class Request(BaseModel):
         for name, value in options.items():
             for one in value if isinstance(value, list) else [value]:
                 words += [f"--{name.replace('_', '-')}", str(one)]
-        settings = [f"{key}={_text(value)}" for key, value in self.set.items()]
+        settings = [f"{key}={written(value)}" for key, value in self.set.items()]
         return shlex.join([*words, *(["--set", *settings] if settings else [])])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run with everything decided: what it is made of, and ``config``, which determines its result."""
+    """A run with everything decided: what it is made of, and ``config``, which determines its result.
+
+    ``notes`` are sentences about what was decided otherwise than a user may expect.
+    """
 
     task: Task
     recipe: Recipe
@@ -74,9 +80,10 @@ class Plan:
     devices: Devices | None
     config: dict[str, Any]
     command: str
+    notes: tuple[str, ...] = ()
 
-    def experiment(self) -> Experiment:
-        """The experiment, at its first round."""
+    def experiment(self, scratch: Path | None = None) -> Experiment:
+        """The experiment, at its first round, with a folder for what is too large for a checkpoint."""
         return Experiment(
             self.task,
             self.recipe,
@@ -88,6 +95,7 @@ class Plan:
             device=self.device,
             measure=self.measure,
             devices=self.devices,
+            scratch=scratch,
         )
 
 
@@ -107,44 +115,47 @@ def request(given: Mapping[str, Any]) -> Request:
 def read_file(path: Path) -> dict[str, Any]:
     """The fields of a TOML experiment file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_bytes(path).decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; give a task's name or a TOML experiment file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{path} is not a TOML experiment file ({error}).") from None
+    except (ValueError, RecursionError, OSError) as error:
+        raise UserError(f"{path} is not a TOML experiment file ({reason(error)}).") from None
     try:
-        return request(content).model_dump(exclude_unset=True)
+        fields = request(content).model_dump(exclude_unset=True)
+        return fields | ({"set": _flat(fields["set"])} if "set" in fields else {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def assignments(words: Iterable[str]) -> dict[str, Any]:
-    """``key=value`` words; a value is read as TOML would (numbers, true, false), ``none``, or as text."""
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names, which TOML reads as tables of owners: ``local.lr = 0.1``."""
     out: dict[str, Any] = {}
-    for word in words:
-        key, sign, text = word.partition("=")
-        if not sign or not key:
-            raise UserError(f"--set {word!r} is not key=value; write for example --set lr=0.1.")
-        out[key] = _value(text)
+    for key, value in settings.items():
+        nested = key in (TASK, *PARTS) and isinstance(value, dict)
+        for name, one in ((f"{key}.{name}", one) for name, one in value.items()) if nested else [(key, value)]:
+            if name in out:
+                raise UserError(f"Setting {name} is given twice. Give it once.")
+            out[name] = one
     return out
+
+
+def assignments(words: Iterable[str]) -> dict[str, Any]:
+    """The settings that ``--set`` gives."""
+    return pairs(words, "--set")
 
 
 def resolve(asked: Request) -> Plan:
     """Decide everything; every mistake a user can make in a request shows here, before anything is written."""
-    for kind, name, known in (
-        ("engine", asked.engine, ("auto", *ENGINES)),
-        ("device", asked.device.partition(":")[0], DEVICES),
-    ):
-        if name not in known:
-            raise unknown(kind, name, known)
-    entry = tasks.get(asked.task)
-    task_options, recipe_options = split_options(asked)
-    recipe = recipes.get(asked.recipe).with_options(recipe_options)
-    task = build_task(asked)
+    if asked.engine not in ("auto", *ENGINES):
+        raise unknown("engine", asked.engine, ("auto", *ENGINES))
+    device_by_name(asked.device)
+    entry, settled = tasks.get(asked.task), settle(asked)
+    task = _build(asked.task, settled.options, asked.data, torch.get_default_dtype())
+    recipe, notes = _with_a_cohort(settled, task)
     hardware = None if asked.devices is None else devices(asked.devices, len(task.federation), asked.seed)
     rounds, eval_every = asked.rounds or entry.rounds, asked.eval_every or entry.eval_every
     config = {
-        "task": {**entry.check(task_options).model_dump(), "name": asked.task, "source": task.source},
+        "task": {**settled.options.model_dump(), "name": asked.task, "source": task.source},
         "recipe": {"name": asked.recipe, **recipe.settings()},
         "rounds": rounds,
         "seed": asked.seed,
@@ -169,64 +180,75 @@ def resolve(asked: Request) -> Plan:
         hardware,
         config,
         asked.command(),
+        notes,
     )
 
 
 def build_task(asked: Request) -> Task:
     """The task with its options; the runs of a comparison share it."""
-    task_options, _ = split_options(asked)
-    return _build(asked.task, tasks.get(asked.task).check(task_options), asked.data, torch.get_default_dtype())
+    return _build(asked.task, settle(asked).options, asked.data, torch.get_default_dtype())
 
 
-def setting_names(asked: Request) -> list[str]:
-    """The keys that ``set`` may hold for this task and this recipe with its replaced parts."""
-    base = recipes.get(asked.recipe)
-    replaced = base.with_options({place: asked.set[place] for place in base.parts() if place in asked.set})
-    return [*option_names(replaced.parts()), *tasks.get(asked.task).options.model_fields]
+@dataclass(frozen=True)
+class Settled:
+    """What the settings of a request come to; ``cohort_given`` tells an own cohort from a usual one."""
+
+    options: Options
+    recipe: Recipe
+    cohort_given: bool
 
 
-def is_setting(key: str, names: Iterable[str]) -> bool:
-    """Is this key, which may name the part it belongs to (``local.lr``), one of the names?"""
-    return key.rpartition(".")[2] in names
-
-
-def split_options(asked: Request) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sort ``set`` into options of the task and settings of the recipe, over the task's usual settings."""
-    entry = tasks.get(asked.task)
-    known = setting_names(asked)
-    for key in asked.set:
-        if not is_setting(key, known):
-            raise unknown("setting", key, known)
-    own = entry.options.model_fields
-    task_options = {key: value for key, value in asked.set.items() if key in own}
-    said = {key: value for key, value in asked.set.items() if key not in own}
+def settle(asked: Request) -> Settled:
+    """Give each setting of a request to its owner, over the usual settings of the task."""
+    entry, base = tasks.get(asked.task), recipes.get(asked.recipe)
+    parts, said = _parts(asked)
+    names = known_settings(asked)
     if asked.cohort is not None:
-        if "cohort" not in known:
+        if "cohort" not in names["select"]:
             raise UserError(f"cohort={asked.cohort} but recipe {asked.recipe!r} takes no cohort; leave it out.")
-        said["cohort"] = asked.cohort
-    usual = {key: value for key, value in entry.settings.items() if key in known}
-    return task_options, usual | said
+        spelling = "cohort" if "select.cohort" in said else "select.cohort"  # beside another one it is refused
+        said[spelling] = asked.cohort
+    own = assigned(said, names, f" for recipe {asked.recipe!r}")
+    usual = assigned({key: value for key, value in entry.settings.items() if owners(key, names)}, names)
+    for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
+        if own["local"].get(given) is not None:
+            usual["local"].pop(other, None)
+    options = entry.check(own[TASK])
+    recipe = base.rebuilt(parts, {place: usual[place] | own[place] for place in parts})
+    return Settled(options, recipe, own["select"].get("cohort") is not None)
+
+
+def known_settings(asked: Request) -> dict[str, Collection[str]]:
+    """The names that ``set`` may hold for this task and this recipe with its replaced parts, by owner."""
+    return {**setting_names(_parts(asked)[0]), TASK: tasks.get(asked.task).options.model_fields}
+
+
+def _parts(asked: Request) -> tuple[dict[str, Part], dict[str, Any]]:
+    """The parts of the recipe, with those that the task or the request replaces, and the settings that are left."""
+    usual = {key: value for key, value in tasks.get(asked.task).settings.items() if key in PARTS}
+    return recipes.get(asked.recipe).replaced(usual | asked.set)
+
+
+def _with_a_cohort(settled: Settled, task: Task) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with a cohort that the task can fill: one that nobody asked for is cut, and a note says so."""
+    recipe, clients = settled.recipe, len(task.federation)
+    expected = getattr(settled.options, "clients", clients)
+    having = f"{clients} client{'s' * (clients > 1)}"
+    having += f", as {expected - clients} of {expected} have no training sample" if expected > clients else ""
+    notes = (f"The task has {having}.",) if expected > clients else ()
+    if "cohort" not in recipe.select.setting_names():
+        return recipe, notes
+    size = recipe.select.settings()["cohort"] or USUAL_COHORT
+    if size > clients and not recipe.select.repeats():
+        if not settled.cohort_given:
+            notes = (f"The task has {having}. The cohort is {clients}, not {size} as usual.",)
+            size = clients
+        elif recipe.select.remote:
+            raise UserError(f"cohort={size} but the task has {having}; give {clients} or fewer.", {"cohort"})
+    return recipe.with_options({"select.cohort": size}), notes
 
 
 @lru_cache(maxsize=4)
 def _build(name: str, options: Options, data: str | None, precision: torch.dtype) -> Task:  # noqa: ARG001
     """A task has the precision that was usual when it was made, so a task kept for another precision is another one."""
     return tasks.get(name).make(options, Path(data) if data is not None else None)
-
-
-def _text(value: Any) -> str:
-    """The inverse of :func:`_value`."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) and not isinstance(_value(value), str):
-        return f"'{value}'"  # text that would be read as something else
-    return str(value)
-
-
-def _value(text: str) -> Any:
-    if text.lower() == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

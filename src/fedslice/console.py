@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from fedslice.engines.choose import Choice
-from fedslice.measure.instruments import is_measured
+from fedslice.divergence import Divergence
+
+if TYPE_CHECKING:
+    from fedslice.engines.choose import Choice
 
 Document = dict[str, Any]
-Shown = list[Text | Table]
+Shown = list["Text | Table | Entries"]
 
 _BAR = 40  # characters of a histogram's longest bar
+_WORDS = 50  # columns that words need beside a name
 _RUN_ROWS = 20  # lines of a run's table: a screenful
 _NAMES = {
     "up_bytes": "up",
@@ -31,6 +39,64 @@ _NAMES = {
     "clock": "simulated",
     "t2a": "T2A",
 }  # whose unit stands in the cell
+
+
+def _is_measured(column: str) -> bool:
+    """Does this column of a log tell something about the model, and not about the run?"""
+    from fedslice.measure.instruments import is_measured  # it loads torch, which listings and help do without
+
+    return is_measured(column)
+
+
+class Entries:
+    """Names with lines of words beside them, or below them where the terminal is narrow."""
+
+    def __init__(self, rows: Iterable[tuple[str, Sequence[str]]]):
+        self._rows = [(name, "\n".join(line for line in lines if line)) for name, lines in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = max(len(name) for name, _ in self._rows) + 2
+        if options.max_width - beside >= _WORDS:
+            table = Table.grid(padding=(0, 2, 0, 0))
+            for row in self._rows:
+                table.add_row(*row)
+            yield table
+        else:
+            for name, words in self._rows:
+                yield Text(name)
+                yield Padding(Text(words), (0, 0, 0, 2))
+
+
+class Stream(Console):
+    """Standard output or standard error for plain text, which is dropped once nobody reads it.
+
+    ``fedslice run … 2>&1 | head -1`` closes the pipe after a line. What a command computes lies in files by then or
+    will, so the command goes on to its end, and its exit code tells how the work went.
+    """
+
+    def __init__(self, *, stderr: bool = False):
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from now on."""
+        self.quiet = True
+        _drop(sys.stderr if self.stderr else sys.stdout)
+
+
+@contextmanager
+def while_read(stream: TextIO) -> Iterator[None]:
+    """Write to a stream directly, under the law of :class:`Stream`."""
+    try:
+        yield
+    except BrokenPipeError:
+        _drop(stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """Let a stream lead nowhere, with what it still holds."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Display:
@@ -84,7 +150,7 @@ class Follow(Display):
 
     def row(self, row: Document) -> None:
         """An evaluation is there."""
-        words = "  ".join(f"{_heading(name)} {value(name, row[name])}" for name in row if is_measured(name))
+        words = "  ".join(f"{_heading(name)} {value(name, row[name])}" for name in row if _is_measured(name))
         self._metrics.plain = words
         if not self._console.is_interactive:
             line = f"{self._title}  round {row['round']}/{self._rounds}  {words}{self._left(row['round'])}"
@@ -97,16 +163,53 @@ class Follow(Display):
         return f"  {left:.0f} s left" if left < 100 else f"  {left / 60:.0f} min left"
 
 
-def show(parts: Iterable[Text | Table]) -> None:
-    """Print titles and tables. No number is ever cut: a table that is too wide runs over the terminal's edge."""
-    console = Console(highlight=False, markup=False, emoji=False)
+def show(parts: Iterable[Text | Table | Entries]) -> None:
+    """Print titles and tables. No number is ever cut: a table too wide for the terminal continues below itself.
+
+    Into a file, which has no edge, it is printed as wide as it is.
+    """
+    console = Stream()
+    narrow = console.is_terminal or "COLUMNS" in os.environ
     for part in parts:
-        asked = Measurement.get(console, console.options.update(max_width=1000), part)
-        numbers = isinstance(part, Table) and all(column.no_wrap for column in part.columns)
-        console.width = max(console.width, asked.maximum if numbers else asked.minimum)
-        console.print(part)
-        if isinstance(part, Table):
-            console.print()
+        for piece in _split(part, console) if narrow and isinstance(part, Table) else [part]:
+            console.width = max(console.width, _width(piece, console))
+            console.print(piece)
+            if not isinstance(piece, Text):
+                console.print()
+
+
+def _width(part: Text | Table | Entries, console: Console) -> int:
+    """How wide it must be: all of a table of numbers, and the longest word of what may be wrapped."""
+    if isinstance(part, Entries):
+        return 0
+    asked = Measurement.get(console, console.options.update(max_width=1000), part)
+    numbers = isinstance(part, Table) and all(column.no_wrap for column in part.columns)
+    return asked.maximum if numbers else asked.minimum
+
+
+def _split(table: Table, console: Console) -> list[Table]:
+    """Tables that fit, each with the first column and some of the others."""
+    if _width(table, console) <= console.width:
+        return [table]
+    first, *others = table.columns
+    pieces: list[Table] = []
+    taken: list[Column] = []
+    for column in others:
+        if taken and _width(_of(table, [first, *taken, column]), console) > console.width:
+            pieces.append(_of(table, [first, *taken]))
+            taken = []
+        taken.append(column)
+    return [*pieces, _of(table, [first, *taken])]
+
+
+def _of(table: Table, columns: Sequence[Column]) -> Table:
+    """A table with some of another's columns."""
+    out = Table(box=table.box, show_header=table.show_header, show_edge=False, pad_edge=False, collapse_padding=True)
+    for column in columns:
+        out.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, max_width=column.max_width)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        out.add_row(*cells)
+    return out
 
 
 def value(name: str, number: Any) -> str:
@@ -125,7 +228,7 @@ def value(name: str, number: Any) -> str:
         return f"{number / 3600:,.2f} h" if number >= 3600 else f"{number:,.1f} s"
     if name == "t2a":
         return f"{number:.1%}"
-    if isinstance(number, float) and is_measured(name):
+    if isinstance(number, float) and _is_measured(name):
         if name.endswith("norm2"):
             return f"{number:.3e}"
         return f"{number:.4f}" if abs(number) < 100 else f"{number:.4g}"
@@ -155,7 +258,11 @@ def run_tables(document: Document) -> Shown:
     table = _table(columns)
     for row in shown:
         table.add_row(*(value(name, row.get(name)) for name in columns))
-    return [Text(f"{document['recipe']} on {document['task']}, seed {document['seed']}: {document['source']}"), table]
+    title = Text(f"{document['recipe']} on {document['task']}, seed {document['seed']}: {document['source']}")
+    diverged = (
+        [] if document["diverged"] is None else [Text(f"{Divergence(**document['diverged'])}; this is no result")]
+    )
+    return [title, *diverged, table]
 
 
 def compare_tables(document: Document) -> Shown:
@@ -165,8 +272,17 @@ def compare_tables(document: Document) -> Shown:
     words = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     parts: Shown = [Text(f"{document['task']}, {words}: {document['runs'][0]['source']}")]
     if rows[0]["target"] is not None:
-        parts += [Text(f"until {rows[0]['target']}"), _target_table(rows)]
+        from fedslice.compare import cadence
+
+        every = cadence(document["runs"])
+        seen = f", seen at evaluations every {every:,} rounds" if every > 1 else ""
+        parts += [Text(f"until {rows[0]['target']}{seen}"), _target_table(rows)]
+    for run in document["runs"]:
+        if run["diverged"] is not None:
+            parts.append(Text(f"{run['recipe']} seed {run['seed']} {Divergence(**run['diverged'])}"))
     parts += [Text(f"after {value('round', rows[0]['round'])} rounds"), _end_table(rows)]
+    if len(seeds) > 1:
+        parts.append(Text(f"±: standard deviation over the {len(seeds)} seeds"))
     return parts
 
 
@@ -175,14 +291,14 @@ def _target_table(rows: Sequence[Document]) -> Table:
     relative = ["t2a"] if "t2a" in rows[0] else []
     table = _table(["recipe", *names, *relative, "seeds that reached it"])
     for row in rows:
-        costs = [value(name, row.get(f"{name}_to_target")) for name in names]
+        costs = [_spread(name, row.get(f"{name}_to_target"), row.get(f"{name}_to_target_std")) for name in names]
         costs += [value(name, row[name]) for name in relative]
         table.add_row(row["recipe"], *costs, f"{row['reached']} of {len(row['seeds'])}")
     return table
 
 
 def _end_table(rows: Sequence[Document]) -> Table:
-    scores = [name for name in rows[0] if is_measured(name) and not name.endswith("_std")]
+    scores = [name for name in rows[0] if _is_measured(name) and not name.endswith("_std")]
     costs = [
         name
         for name in ("up_bytes", "down_bytes", "rejected", "clock", "seconds")
@@ -190,13 +306,15 @@ def _end_table(rows: Sequence[Document]) -> Table:
     ]
     table = _table(["recipe", *scores, *costs])
     for row in rows:
-        cells = [f"{value(name, row[name])}{_deviation(row.get(f'{name}_std'))}" for name in scores]
+        none = "diverged" if row["diverged"] else "-"
+        cells = [none if row[name] is None else _spread(name, row[name], row.get(f"{name}_std")) for name in scores]
         table.add_row(row["recipe"], *cells, *(value(name, row.get(name)) for name in costs))
     return table
 
 
-def _deviation(spread: float | None) -> str:
-    return "" if spread is None else f"\n±{spread:.4f}"
+def _spread(name: str, found: float | None, deviation: float | None) -> str:
+    """A mean, and below it the standard deviation over seeds if there is one."""
+    return value(name, found) if deviation is None else f"{value(name, found)}\n±{value(name, deviation)}"
 
 
 def inspect_tables(found: Document) -> Shown:
@@ -212,14 +330,27 @@ def inspect_tables(found: Document) -> Shown:
 
 def _histogram(bins: Sequence[Document]) -> Table:
     """Rows by heat (S0, figure 5)."""
-    out = _table(["heat", "rows", ""])
-    out.columns[2].justify = "left"
+    out = _table(["heat", "rows"])
+    out.add_column("", max_width=_BAR)
     most = max(one["rows"] for one in bins)
     for one in bins:
         low, high = value("heat", one["from"]), value("heat", one["to"])
-        bar = "█" * -(-_BAR * one["rows"] // most)
-        out.add_row(low if low == high else f"{low} to {high}", value("rows", one["rows"]), bar)
+        out.add_row(low if low == high else f"{low} to {high}", value("rows", one["rows"]), _Bar(one["rows"], most))
     return out
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A bar as long as its share of the widest, on as many columns as there are; what is not zero shows."""
+
+    count: int
+    most: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("█" * -(-options.max_width * self.count // self.most))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(4, options.max_width), min(_BAR, options.max_width))
 
 
 def _conditioning(found: Document) -> Shown:
@@ -234,7 +365,7 @@ def _conditioning(found: Document) -> Shown:
     return [Text(title), out]
 
 
-def _facts(found: Document) -> list[Table]:
+def _facts(found: Document) -> Shown:
     """Single numbers, then those that differ by client."""
     single = Table(box=None, show_header=False, pad_edge=False)
     single.add_column()
@@ -251,43 +382,66 @@ def _facts(found: Document) -> list[Table]:
 
 
 def list_tables(found: Document) -> Shown:
-    """Recipes by their parts; parts by their settings; tasks by what they need."""
-    titles = {
-        "recipes": "recipes: the parts of the first, and how each other one differs from it",
-        "parts": "parts (--set combine=heat) and their settings (--set lr=0.1)",
-        "tasks": "tasks and their settings (--set items=500)",
-    }
+    """Recipes by what they do; parts, tasks and exhibits; with all that can be set, and its defaults."""
     parts: Shown = []
-    for key, rows in (found | {"recipes": _differences(found["recipes"])}).items():
-        table = _table(list(rows[0]), prose=True)
-        for row in rows:
-            table.add_row(*(text if isinstance(text, str) else ", ".join(text) for text in row.values()))
-        parts += [Text(titles[key]), table]
+    if "recipes" in found:
+        parts.append(Text("recipes (--recipe NAME), with the settings that make each from fedavg"))
+        parts.append(Entries((row["recipe"], [row["about"], _recipe_settings(row)]) for row in found["recipes"]))
+    if "parts" in found:
+        parts.append(Text("parts (--set PLACE=PART), with their settings (--set lr=0.1) and defaults"))
+        common = next(row["defaults"] for row in found["parts"] if row["part"] == "sgd" and row["place"] == "local")
+        rows = ((f"{row['place']}={row['part']}", [_part_settings(row, common)]) for row in found["parts"])
+        parts.append(Entries(rows))
+    if "tasks" in found:
+        parts.append(Text("tasks, with their settings (--set items=500) and defaults"))
+        parts.append(Entries((row["task"], _task_lines(row)) for row in found["tasks"]))
+    if "exhibits" in found:
+        parts.append(Text("exhibits of the papers (fedslice reproduce EXHIBIT)"))
+        parts.append(Entries((row["exhibit"], [row["title"]]) for row in found["exhibits"]))
     return parts
 
 
-def _differences(recipes: Sequence[Document]) -> list[Document]:
-    """Each recipe as one would build it from the first: the parts to replace, as ``--set`` takes them."""
-    first, *others = ({k: v for k, v in row.items() if k != "recipe"} for row in recipes)
-    own = [first, *({k: v for k, v in parts.items() if v != first[k]} for parts in others)]
-    return [
-        {"recipe": row["recipe"], "parts": " ".join(f"{k}={v}" for k, v in parts.items())}
-        for row, parts in zip(recipes, own, strict=True)
-    ]
+def _recipe_settings(row: Document) -> str:
+    """Settings as ``--set`` takes them; of the first recipe, which the others change, its parts."""
+    places = {place: row[place] for place in row if place not in ("recipe", "about", "set")}
+    return f"--set {_words(row['set'])}" if row["set"] else _words(places)
+
+
+def _part_settings(row: Document, common: Mapping[str, Any]) -> str:
+    """A part's settings; local methods share those of ``sgd``."""
+    own = row["defaults"]
+    if row["place"] != "local" or row["part"] == "sgd":
+        return _words(own)
+    more = _words({key: value for key, value in own.items() if key not in common})
+    return f"as local=sgd, and {more}" if more else "as local=sgd"
+
+
+def _task_lines(row: Document) -> list[str]:
+    often = "every round" if row["eval_every"] == 1 else f"every {row['eval_every']} rounds"
+    usual = f"by default {row['rounds']:,} rounds, evaluated {often}, {_words(row['set'])}"
+    return [row["about"], f"needs {row['needs']}", usual, f"--set {_words(row['defaults'])}"]
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    """Settings as one writes them on a command line."""
+    return " ".join(
+        f"{key}={str(value).lower() if value is None or isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    )
 
 
 def _heading(name: str) -> str:
     return _NAMES.get(name, name.replace("_", " "))
 
 
-def _table(columns: Sequence[str], prose: bool = False) -> Table:
-    """A table of numbers after a first column of names, or of prose, which may be wrapped."""
+def _table(columns: Sequence[str]) -> Table:
+    """A table of numbers after a first column of names."""
     out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for position, column in enumerate(columns):
         heading = _heading(column)
-        if prose or position == 0:
-            out.add_column(heading, no_wrap=position == 0)
+        if position == 0:
+            out.add_column(heading, no_wrap=True)
         else:
             part, _, rest = heading.partition(" ")
-            out.add_column(f"{part}\n{rest}" if is_measured(column) else heading, justify="right", no_wrap=True)
+            out.add_column(f"{part}\n{rest}" if _is_measured(column) else heading, justify="right", no_wrap=True)
     return out

@@ -1,4 +1,4 @@
-"""Simulated devices: how long a client's round takes (S3, equations 7, 9, 11 and 12), on hardware drawn or listed.
+"""Simulated devices: how long a client's round takes (S3, equations 7 to 12), on hardware drawn or listed.
 
 Bytes say what a method exchanges; with a device's speed and rates they become seconds, in which methods that make the
 slowest client wait less can be compared.
@@ -22,8 +22,25 @@ Vector = NDArray[np.float64]
 PRESETS: dict[str, dict[str, tuple[float, float]]] = {
     # S3, table 4
     "feddd": {"speed": (1e9, 1e10), "cycles": (1e6, 1e7), "uplink": (1e3, 5e3), "downlink": (4e4, 2e5)},
+    # S3, equations 8 and 10. The paper gives no numbers: those of the radio are ours, and keep rates within table 4's.
+    "feddd-radio": {
+        "speed": (1e9, 1e10),
+        "cycles": (1e6, 1e7),
+        "gain": (3e-12, 1.55e-11),  # h_n: received by sent power, the same up and down
+        "power": (0.1, 0.2),  # p_n^u: W
+        "up_bandwidth": (500, 1_000),  # B_n^u: Hz
+        "down_bandwidth": (4_400, 17_200),  # B_n^d: Hz
+        "server_power": (20, 20),  # p_server^d: W
+        "noise": (1e-13, 1e-13),  # N_0: W
+    },
 }
-"""Ranges from which each client's device is drawn, uniformly."""
+"""Ranges from which each client's device is drawn, uniformly.
+
+Those with a ``gain`` describe a radio channel, from which ``capacity`` makes both rates.
+"""
+
+MAX_BYTES = 1 << 28
+"""Limit of a file of devices, enough for two million clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +75,17 @@ class Devices:
         if preset not in PRESETS:
             raise unknown("preset of devices", preset, PRESETS)
         drawn = {}
-        for number, name in enumerate(_COLUMNS):
-            low, high = PRESETS[preset][name]
+        for number, (name, (low, high)) in enumerate(PRESETS[preset].items()):
             drawn[name] = low + (high - low) * rng.uniform(seed, rng.Purpose.DEVICES, number, np.arange(clients))
-        return cls(**drawn)
+        if "gain" in drawn:
+            drawn["uplink"] = capacity(drawn["up_bandwidth"], drawn["power"], drawn["gain"], drawn["noise"])
+            drawn["downlink"] = capacity(drawn["down_bandwidth"], drawn["server_power"], drawn["gain"], drawn["noise"])
+        return cls(**{name: drawn[name] for name in _COLUMNS})
 
     @classmethod
     def read(cls, path: Path, clients: int) -> Devices:
         """Devices from a CSV with the columns client, speed, cycles, uplink, downlink, a line for each client."""
-        place, raw = packed.load(path)
+        place, raw = packed.load(path, MAX_BYTES)
         header, *rows = (
             [field.strip(b' "') for field in line.rstrip(b"\r").split(b",")]
             for line in raw.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").split(b"\n")
@@ -114,6 +133,15 @@ class Devices:
 
 
 _COLUMNS = tuple(field.name for field in fields(Devices))
+
+
+def capacity(bandwidth: Vector, power: Vector, gain: Vector, noise: Vector) -> Vector:
+    """r = B·log2(1 + p·h/N_0), in bits per second, of a channel of B Hz (S3, equations 8 and 10).
+
+    The power p and the noise N_0 have the same unit, and the gain h has none.
+    """
+    found: Vector = bandwidth * np.log2(1 + power * gain / noise)
+    return found
 
 
 def devices(text: str, clients: int, seed: int) -> Devices:

@@ -5,19 +5,20 @@ from torch import Tensor
 
 from fedslice import rng
 from fedslice.federation import Samples
+from fedslice.metrics import measured
 from fedslice.slice import Values
 from fedslice.task import Task, evaluating
 
 
 def evaluate(task: Task, model: Values, seed: int) -> dict[str, float]:
-    """``train_loss``, ``test_loss`` and one ``test_<metric>`` per metric of the task."""
+    """``train_loss``, ``test_loss`` and one ``test_<metric>`` per metric of the task; NaN where one is undefined."""
     train, test = task.federation.train, task.federation.test
     loss, _, _ = _scores(task, model, train, _sample(train, task.train_sample, seed))
     out = {"train_loss": loss}
     if len(test):
         loss, outputs, labels = _scores(task, model, test, torch.arange(len(test), device=test.offsets.device))
         out["test_loss"] = loss
-        out |= {f"test_{name}": metric(outputs, labels) for name, metric in task.metrics.items()}
+        out |= {f"test_{name}": measured(name, metric, outputs, labels) for name, metric in task.metrics.items()}
     return out
 
 

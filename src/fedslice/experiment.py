@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-import time
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,38 +19,45 @@ from fedslice import rng
 from fedslice.combine import Total
 from fedslice.core.message import Body, Fields, Message, OnSlice, unpack
 from fedslice.devices import Devices
+from fedslice.divergence import Divergence
 from fedslice.engines import Trained, choose
-from fedslice.engines.choose import Choice
+from fedslice.engines.choose import ENGINES, Choice
 from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
-from fedslice.errors import UserError
+from fedslice.errors import RunWarning, UserError, shown
 from fedslice.evaluate import evaluate
 from fedslice.ledger import Ledger
 from fedslice.measure.base import Moment
 from fedslice.measure.heat import heat_panels
-from fedslice.measure.instruments import Instruments
+from fedslice.measure.instruments import INSTRUMENTS, Instruments
 from fedslice.messages import Upload
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
+from fedslice.signals import Stopwatch
 from fedslice.slice import Slice, Values
+from fedslice.state import AMOUNTS, COUNTS, check_numbers, check_tensors, inventory
 from fedslice.store import Store
 from fedslice.task import Task
 from fedslice.work import Work, download, upload
 
 Row = dict[str, Any]
-_NUMBERS = ("round", "rejected", "seconds")  # of an experiment's state, beside the ledger's
+_NUMBERS = (*COUNTS, *AMOUNTS, "diverged_round", "sound")  # of an experiment's state
 
 
 class Experiment:
     """A task trained by a recipe for a number of rounds.
 
     ``run`` gives the metrics at every evaluation: ``round``, losses and scores, ``up_bytes`` and ``down_bytes``
-    (cumulative over all clients), ``rejected`` (updates refused for want of a finite norm), ``seconds``, and what the
-    instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
+    (cumulative over all clients), ``rejected`` (updates that contain NaN or infinity), ``seconds`` (of computing the
+    rounds, without evaluations; of a round during which the program was stopped, as :class:`Stopwatch` says), and what
+    the instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
-    slowest client (S3, equation 12). With ``wire`` every upload becomes bytes and is read back from them: slower, and
-    the same to float tolerance.
+    slowest client (S3, equation 12). ``scratch`` is a folder for what grows with the rounds beyond a checkpoint's size;
+    a saved experiment is continued with the same one. With ``wire`` every upload becomes bytes and is read back from
+    them: slower, and the same to float tolerance.
+
+    The first round with rejected updates is told by a :class:`RunWarning`, and so is a run that ends diverged.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class Experiment:
         measure: Sequence[str] = (),
         devices: Devices | None = None,
         wire: bool = False,
+        scratch: Path | None = None,
     ):
         for name, value in {
             "rounds": rounds,
@@ -73,12 +83,19 @@ class Experiment:
         }.items():
             if value < 1:
                 raise UserError(f"{name}={value}; give 1 or more.")
+        if not isinstance(engine, str):
+            raise UserError(f"engine={shown(engine)}: expected a name, one of {', '.join(('auto', *ENGINES))}.")
+        if isinstance(measure, str) or not all(isinstance(one, str) for one in measure):
+            raise UserError(
+                f"measure={shown(measure)}: expected a list of names, from {', '.join(INSTRUMENTS)}; write for example "
+                "measure=['personal']."
+            )
         self._instruments = Instruments(measure)
         self.rounds = rounds
         self.seed = seed
         self.eval_every = eval_every
         self.recipe = copy.deepcopy(recipe)  # parts have memories; a recipe is reused, a memory is not
-        place = _device(device)
+        place = device_by_name(device)
         whole = task if place.type == "cpu" else task.to(place)
         self.task = self.recipe.select.population(whole)
         self.model: Values = {name: value.to(place) for name, value in self.task.initial(seed).items()}
@@ -86,16 +103,19 @@ class Experiment:
         if devices is not None and len(devices) != len(task.federation):
             raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
         self._devices = devices if self.recipe.select.remote else None
-        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds)
+        self.world = World(self.task, seed, self.store, self.recipe, self._devices, rounds, scratch)
         self.recipe.setup(self.world)
         self._measured = replace(self.world, task=whole)
         self._instruments.setup(self._measured)
         self._likeness = self._alike()
         self.round = 0
-        self.rejected = 0
+        self.rejected = self.updates = self.recent_updates = self.recent_rejected = 0
+        self.diverged_round: int | None = None
+        self.sound = True  # loss and model were finite at the last evaluation
         self.seconds = 0.0
         self.ledger = Ledger()
-        self.wire = wire
+        self._wire = wire
+        self._warned = False
         self._asked = (engine, chunk)
         self._chosen: Choice | None = None
 
@@ -103,38 +123,55 @@ class Experiment:
     def engine(self) -> Choice:
         """The engine this experiment runs on; chosen when first asked for."""
         if self._chosen is None:
-            cohort = self.recipe.select.choose(0, len(self.task.federation), self.seed)
-            few = cohort.clients[:2].to(self.store.device)
-            work = download(self.world, self.recipe, self.model, 0, few, cohort.draws[:2])
+            work, size = self._sample_work(0)
             keep_freed()
-            self._chosen = choose(*self._asked, self.task, self.recipe.local, work, len(cohort.clients))
+            self._chosen = choose(*self._asked, self.task, self.recipe.local, work, size)
         return self._chosen
+
+    def _sample_work(self, t: int) -> tuple[Work, int]:
+        """What the first two clients of round ``t`` would train on, and how large its cohort is."""
+        cohort = self.recipe.select.choose(t, len(self.task.federation), self.seed)
+        few = cohort.clients[:2].to(self.store.device)
+        return download(self.world, self.recipe, self.model, t, few, cohort.draws[:2]), len(cohort.clients)
+
+    @property
+    def diverged(self) -> Divergence | None:
+        """Whether the last evaluation found the run diverged, and since when."""
+        at = self.diverged_round
+        return None if at is None else Divergence(at, self.rejected, self.updates, self.sound)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the metrics are measured after the rounds done so far."""
+        return self.round % self.eval_every == 0 or self.round == self.rounds
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> list[Row]:
         """All remaining rounds; ``tick`` is told the number of each that is done."""
         return list(self.stream(tick))
 
     def stream(self, tick: Callable[[int], None] = lambda _: None) -> Iterator[Row]:
-        """The same, one row at a time: between rows the experiment can be saved."""
+        """The same, one row at a time: between rows the experiment can be saved, and in a tick without a row."""
         if self.round == 0:
             yield self._row()
         while self.round < self.rounds:
-            began = time.perf_counter()
+            watch = Stopwatch()
             with threads(self.engine.threads):
                 end = self._one_round(self.round)
             self.round += 1
-            self.seconds += time.perf_counter() - began
+            self.seconds += watch.seconds()
             with threads(self.engine.threads):
                 self._instruments.observe(end)
             tick(self.round)
-            if self.round % self.eval_every == 0 or self.round == self.rounds:
+            if self.evaluates:
                 yield self._row()
+        if self.diverged is not None:
+            warnings.warn(f"{self.diverged}.", RunWarning, stacklevel=2)
 
     def _one_round(self, t: int) -> RoundEnd:
         recipe, world, engine = self.recipe, self.world, self.engine
         cohort = recipe.select.choose(t, len(self.task.federation), self.seed)
         total, reports = recipe.combine.begin(), Total()
-        met, losses, times = [], [], []
+        met, losses, squares, times, rejected = [], [], [], [], 0
         for clients, draws in cohort.chunks(engine.chunk, self._likeness):
             work = download(world, recipe, self.model, t, clients.to(self.store.device), draws)
             trained = self._train(work)
@@ -145,16 +182,20 @@ class Experiment:
                 taken = self._decode(t, frame, body)
                 total.add(taken)
                 reports.add(_reported(recipe.local.report_fields(frame.slice), frame, body))
-                self.rejected += int((taken.weights == 0).sum())
+                rejected += int((taken.weights == 0).sum())
             met.append(clients)
             losses.append(trained.losses)
+            if trained.squares is not None:
+                squares.append(trained.squares)
             if recipe.select.remote:
                 times.append(self._count(work, message))
         self.ledger.clock += max(times, default=0.0)
+        self._reject(rejected, len(cohort.clients))
         mean = recipe.codec.lift(t, total.mean())
         share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
-        end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum())
+        squared = torch.cat(squares) if squares else None
+        end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum(), squared)
         recipe.observe(end)
         return end
 
@@ -171,7 +212,7 @@ class Experiment:
     def _arriving(self, t: int, sent: Upload, message: Message) -> Iterator[tuple[Upload, Body]]:
         """What the server receives: the chunk as it is, or with ``wire`` every client's message from its bytes."""
         frame = replace(sent, layout=sent.slice, values={}, reach=None, drift={})
-        if not self.wire:
+        if not self._wire:
             yield frame, message.body
             return
         counted = sum(message.sizes().values(), torch.zeros(message.clients, dtype=torch.int64))
@@ -188,6 +229,32 @@ class Experiment:
         own = {name: body[name] for name in self.recipe.codec.fields(t, frame.slice)}
         taken = self.recipe.codec.decode(t, frame, own)
         return taken if self.recipe.codec.exact else taken.of(taken.fine())
+
+    def _reject(self, rejected: int, updates: int) -> None:
+        """Count a round's updates; tell of the first that are rejected."""
+        self.updates, self.rejected = self.updates + updates, self.rejected + rejected
+        self.recent_updates, self.recent_rejected = self.recent_updates + updates, self.recent_rejected + rejected
+        if rejected and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"round {self.round + 1}: {rejected:,} of {updates:,} updates rejected because they contain NaN or "
+                "infinity; the run goes on without them, and counts later ones in 'rejected'.",
+                RunWarning,
+                stacklevel=4,
+            )
+
+    def _judge(self, scores: Mapping[str, float]) -> None:
+        """Note whether the run is diverged at this evaluation."""
+        losses = (value for name, value in scores.items() if name in ("train_loss", "test_loss"))
+        self.sound = all(map(math.isfinite, losses)) and self._finite()
+        if self.sound and 2 * self.recent_rejected <= self.recent_updates:
+            self.diverged_round = None
+        elif self.diverged_round is None:
+            self.diverged_round = self.round
+        self.recent_updates = self.recent_rejected = 0
+
+    def _finite(self) -> bool:
+        return all(bool(value.isfinite().all()) for value in self.model.values())
 
     def _count(self, work: Work, message: Message) -> float:
         """Enter a chunk's bytes in the ledger; the time of its slowest device, if there are devices."""
@@ -224,6 +291,7 @@ class Experiment:
         counts = {"up_bytes": books.up_bytes, "down_bytes": books.down_bytes, "rejected": self.rejected}
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
+            self._judge(scores)
             scores |= self._instruments.measure(Moment(self._measured, self.round, self.model, self.engine))
         words = {} if self.recipe.codec.exact else {"up_words": books.words}
         clock = {} if self._devices is None else {"clock": books.clock}
@@ -250,21 +318,33 @@ class Experiment:
         tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
         tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
         tensors |= {f"measure.{name}": value for name, value in self._instruments.state_dict().items()}
-        return tensors, {name: getattr(self, name) for name in _NUMBERS} | {"ledger": self.ledger.state_dict()}
+        numbers = {name: getattr(self, name) for name in _NUMBERS} | {"ledger": self.ledger.state_dict()}
+        return tensors, numbers | {"finite": self._finite(), "tensors": inventory(tensors)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Continue where a saved experiment stood."""
+        """Continue where a saved experiment stood; a state that cannot be one of this experiment is a UserError."""
+        check_numbers(numbers, self.rounds)
+        check_tensors(tensors, numbers["tensors"], {f"model.{name}": value for name, value in self.model.items()})
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "store": {}, "parts": {}, "measure": {}}
         for key, value in tensors.items():
             group, _, name = key.partition(".")
             groups[group][name] = value if group == "measure" else value.to(self.store.device, copy=True)
         self.model = groups["model"]
-        self.store.load_state_dict(groups["store"])
-        self.recipe.load_state_dict(groups["parts"])
-        self._instruments.load_state_dict(groups["measure"])
+        if self._finite() != numbers["finite"]:
+            found = "finite values alone" if numbers["finite"] else "NaN or infinity"
+            raise UserError(f"the model was saved with {found}, which is no longer so")
         for name in _NUMBERS:
             setattr(self, name, numbers[name])
         self.ledger.load_state_dict(numbers["ledger"])
+        try:
+            self.store.load_state_dict(groups["store"])
+            self.recipe.load_state_dict(groups["parts"])
+            self._instruments.load_state_dict(groups["measure"])
+            if self.round < self.rounds:
+                work, _ = self._sample_work(self.round)
+                self.recipe.codec.down_bytes(self.round, work.down, self.task.itemsize, work.clients)
+        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"its memories do not fit ({type(error).__name__}: {error})") from error
 
 
 def _reported(fields: Fields, frame: Upload, body: Body) -> Upload:
@@ -280,12 +360,15 @@ def _reported(fields: Fields, frame: Upload, body: Body) -> Upload:
     return Upload(frame.clients, weights, nothing, nothing, {})
 
 
-def _device(name: str) -> torch.device:
+def device_by_name(name: str) -> torch.device:
+    """The device of this name; one that this machine does not have is refused."""
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    here = [kind for kind, there in found.items() if there]
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        if device.type in here:
+            torch.zeros(1, device=device)  # fails where there are fewer devices of the kind
+            return device
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(
-            f"device={name!r} is not to be had on this machine; use cpu, or cuda or mps where present."
-        ) from None
-    return device
+        pass
+    raise UserError(f"Unknown device {shown(name)}. Available here: {', '.join(here)}.")

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedslice import rng
+from fedslice import columns, rng
+from fedslice.columns import Array
 from fedslice.errors import UserError, unknown
 
 PAD = 0  # the id that fills a sequence up inside a batch; its row belongs to everyone
@@ -39,11 +41,24 @@ class Ragged:
         return len(self.lengths)
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
-        """From a list of lists of ids."""
+    def from_lists(cls, rows: Sequence[Sequence[float]]) -> Ragged:
+        """From a list of lists of ids, or of other numbers.
+
+        >>> Ragged.from_lists([[3, 1], [], [2]]).lengths.tolist()
+        [2, 0, 1]
+        """
+        for number, row in enumerate(rows):
+            if not columns.is_sequence(row):
+                raise UserError(f"Ragged.from_lists: row {number} is {columns.shown(row)}, expected a list of numbers.")
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         flat = [value for row in rows for value in row]
-        return cls(torch.tensor(flat, dtype=torch.int64), _offsets(lengths))
+        try:
+            values = columns.tensor("Ragged.from_lists:", flat) if flat else lengths[:0]
+        except UserError:
+            for number, row in enumerate(rows):  # the first that is wrong, by its own number
+                columns.tensor(f"Ragged.from_lists: row {number},", row)
+            raise
+        return cls(values, _offsets(lengths))
 
     def take(self, index: Tensor) -> Ragged:
         """The chosen sequences, in the given order: as windows on the same values, unless a copy is no larger."""
@@ -101,6 +116,10 @@ class Samples:
         """Samples per client."""
         return self.offsets.diff()
 
+    def sizes_of(self, clients: Tensor) -> Tensor:
+        """Samples of these clients alone, however many others there are."""
+        return self.offsets[clients + 1] - self.offsets[clients]
+
     def batch(self, index: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Features and labels of samples ``index`` [...]; a ragged feature brings ``<name>_length`` along."""
         features: dict[str, Tensor] = {}
@@ -142,7 +161,7 @@ class Federation:
 
     train: Samples
     test: Samples
-    ids: np.ndarray[Any, np.dtype[Any]]
+    ids: Array
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -161,15 +180,14 @@ class Federation:
         """Group samples by client and hold some out.
 
         ``test`` is a fraction, drawn over samples or over whole clients (``by``), or a boolean array that marks
-        the test samples. Features are arrays with one row per sample, or :class:`Ragged`.
+        the test samples. Features are arrays of numbers with one row per sample, or :class:`Ragged` for sequences of
+        differing lengths; a client's id is a number or a text.
 
         >>> f = Federation.from_arrays(client=[7, 3, 7], features={"x": [0, 1, 2]}, label=[0.0, 1.0, 1.0], test=0.0)
         >>> f.ids.tolist(), f.train.sizes.tolist()
         ([3, 7], [1, 2])
         """
-        owner = np.asarray(client)
-        if owner.ndim != 1 or (owner.dtype.kind == "f" and not np.isfinite(owner).all()):
-            raise UserError(f"client has shape {owner.shape} or holds NaN; give one client id per sample.")
+        names, owner = _clients(client)
         samples = _checked(features, label, len(owner))
         held_out = _held_out(test, by, owner, seed)
         trainable, place = np.unique(owner[~held_out], return_inverse=True)
@@ -183,7 +201,7 @@ class Federation:
         strangers = np.flatnonzero(held_out & ~known)
         order = np.concatenate([np.flatnonzero(known)[np.argsort(tested, kind="stable")], strangers])
         sizes = np.bincount(tested, minlength=len(trainable))
-        return cls(train, samples.take(torch.from_numpy(order), _offsets(torch.from_numpy(sizes))), trainable)
+        return cls(train, samples.take(torch.from_numpy(order), _offsets(torch.from_numpy(sizes))), names[trainable])
 
     def pooled(self) -> Federation:
         """All training samples in the hands of one client: the reference that is not federated."""
@@ -211,9 +229,34 @@ def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(torch.int64)
 
 
-def _held_out(test: Any, by: str, owner: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    if not isinstance(test, int | float):
-        mask = np.asarray(test)
+def _clients(client: Any) -> tuple[Array, NDArray[np.int64]]:
+    """The distinct ids in order, and for each sample its client's place among them."""
+    ids = columns.array("client", client)
+    if ids.ndim != 1:
+        raise UserError(f"client has shape {ids.shape}; give one client id per sample.")
+    given = ids
+    if ids.dtype.kind in "SU" and isinstance(client, list | tuple):  # NumPy made a text of NaN, too
+        given = columns.objects(client)
+    if len(missing := np.flatnonzero(columns.missing(given))):
+        raise UserError(
+            f"client row {missing[0]} is missing ({given[missing[0]]}), expected one client id per sample; give it an "
+            "id or leave the sample out."
+        )
+    try:
+        if ids.dtype.kind == "O":
+            set(ids)  # lists could be put in order, but nobody is called so
+        names, place = np.unique(ids, return_inverse=True)
+    except (TypeError, ValueError):
+        kinds = " and ".join(sorted({type(one).__name__ for one in given}))
+        raise UserError(
+            f"client holds ids of type {kinds}, expected all numbers or all texts; convert them, for example with str."
+        ) from None
+    return names, place
+
+
+def _held_out(test: Any, by: str, owner: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    if not isinstance(test, int | float | np.number):
+        mask = columns.array("test", test)
         if mask.shape != owner.shape or mask.dtype != np.bool_:
             raise UserError(
                 f"test has shape {mask.shape} and type {mask.dtype}; give a fraction or one boolean per sample "
@@ -236,45 +279,58 @@ def _held_out(test: Any, by: str, owner: np.ndarray[Any, Any], seed: int) -> np.
 
 def _checked(features: Mapping[str, Any], label: Any, count: int) -> Samples:
     """Arrays as tensors, after their lengths, types and finiteness have been seen to be right."""
-    columns: dict[str, Feature] = {}
-    if "label" in features:
-        raise UserError("a feature is called 'label', like the argument beside it; give it another name.")
-    for name, column in {**features, "label": label}.items():
-        array: Feature = column if isinstance(column, Ragged) else _tensor(name, column)
-        if isinstance(array, Tensor) and array.dim() == 0:
-            raise UserError(f"feature {name!r} is a single number; give one row per sample ({count}).")
-        if len(array) != count:
-            raise UserError(f"feature {name!r} has {len(array)} rows but client has {count}; give one per sample.")
-        if isinstance(array, Ragged):
-            _check_windows(name, array)
-        flat = array.values if isinstance(array, Ragged) else array
-        if flat.is_floating_point() and not bool(torch.isfinite(flat).all()):
-            row = int((~torch.isfinite(flat)).reshape(len(flat), -1).any(1).nonzero()[0])
-            raise UserError(f"feature {name!r} row {row} is NaN or infinite; every value must be finite.")
-        columns[name] = array
-    target = columns.pop("label")
-    if isinstance(target, Ragged):
+    _check_names(features)
+    given = {name: _column(f"feature {name!r}", column, count) for name, column in features.items()}
+    if isinstance(label, Ragged):
         raise UserError("label is Ragged; give one label per sample.")
-    return Samples(columns, target, torch.tensor([0, count]))
+    target = _column("label", label, count)
+    assert isinstance(target, Tensor)
+    return Samples(given, target, torch.tensor([0, count]))
 
 
-def _check_windows(name: str, ragged: Ragged) -> None:
+def _check_names(features: Mapping[str, Any]) -> None:
+    if not isinstance(features, Mapping):
+        raise UserError(
+            f"features is of type {type(features).__name__}, expected a dictionary of columns; write for example "
+            "{name: table[name] for name in table.columns}."
+        )
+    for name, column in features.items():
+        if not isinstance(name, str):
+            raise UserError(f"a feature is called {name!r}, expected a text; the model takes features by name.")
+        if name == "label":
+            raise UserError("a feature is called 'label', like the argument beside it; give it another name.")
+        if isinstance(column, Ragged) and f"{name}_length" in features:
+            raise UserError(
+                f"a feature is called '{name}_length', like the lengths that {name!r} brings; give it another name."
+            )
+
+
+def _column(whose: str, column: Any, count: int) -> Feature:
+    array: Feature = column if isinstance(column, Ragged) else columns.tensor(whose, column)
+    if isinstance(array, Tensor) and array.dim() == 0:
+        raise UserError(f"{whose} is a single number; give one row per sample ({count}).")
+    if len(array) != count:
+        raise UserError(f"{whose} has {len(array)} rows but client has {count}; give one per sample.")
+    if isinstance(array, Ragged):
+        _check_windows(whose, array)
+    flat = array.values if isinstance(array, Ragged) else array
+    if flat.is_floating_point() and not bool(torch.isfinite(flat).all()):
+        row = int((~torch.isfinite(flat)).reshape(len(flat), -1).any(1).nonzero()[0])
+        raise UserError(f"{whose} row {row} is NaN or infinite; every value must be finite.")
+    return array
+
+
+def _check_windows(whose: str, ragged: Ragged) -> None:
     """Sequences lie inside their values."""
+    if ragged.values.dim() != 1:
+        raise UserError(f"{whose} has values of shape {tuple(ragged.values.shape)}, expected one number per place.")
     starts, lengths = ragged.offsets[: len(ragged)], ragged.lengths
     if len(starts) < len(lengths):
-        raise UserError(f"feature {name!r} has {len(starts)} offsets for {len(lengths)} lengths; give one for each.")
+        raise UserError(f"{whose} has {len(starts)} offsets for {len(lengths)} lengths; give one for each.")
     wrong = ((starts < 0) | (lengths < 0) | (starts + lengths > len(ragged.values))).nonzero()
     if len(wrong):
         row = int(wrong[0])
         raise UserError(
-            f"feature {name!r} row {row} begins at {int(starts[row])} and has {int(lengths[row])} values, expected one "
+            f"{whose} row {row} begins at {int(starts[row])} and has {int(lengths[row])} values, expected one "
             f"inside the {len(ragged.values)} values there are; correct its offsets or lengths."
         )
-
-
-def _tensor(name: str, column: Any) -> Tensor:
-    try:
-        array = torch.as_tensor(np.asarray(column) if not isinstance(column, Tensor) else column)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"feature {name!r} is not an array of numbers ({error}); convert it first.") from None
-    return array.to(torch.get_default_dtype()) if array.is_floating_point() else array

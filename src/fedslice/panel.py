@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 Cell = int | float | str | None
+LARGEST = 1e300  # beyond it a number is no measurement, and sums of such numbers overflow
 _BINS = 30
 _STEPS = 10**6  # values closer than this share of their range are one
 

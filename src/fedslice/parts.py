@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from torch import Tensor
 
 from fedslice.errors import UserError
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
     from fedslice.store import Store
     from fedslice.task import Task
 
-# Settings of parts are checked where they are given: a wrong value never reaches a round.
-CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-Count = Annotated[int, Field(ge=1, le=10**9)]
+# Settings of parts are checked where they are given: a wrong value never reaches a round. Strict: true is not 1.0.
+CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True)
+Count = Annotated[
+    int, BeforeValidator(lambda given: given.item() if isinstance(given, np.generic) else given), Field(ge=1, le=10**9)
+]
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
@@ -38,6 +42,7 @@ class World:
     recipe: Recipe
     devices: Devices | None = None
     rounds: int | None = None  # how long the run is
+    scratch: Path | None = None  # a folder of the run's own, for what is too large for memory or for a checkpoint
 
     def round_bytes(self) -> Tensor:
         """What each client holds, in bytes: what it would exchange each way if it exchanged all of it."""
@@ -63,7 +68,8 @@ class RoundEnd:
     """What a part may look at when a round is over: the cohort, its losses, and how the model changed.
 
     ``change`` holds, per parameter that changed, the changed rows (``None``: all) and the difference; ``report`` holds
-    in the same form the sum of what clients sent besides the model.
+    in the same form the sum of what clients sent besides the model. ``squares`` are the mean squared losses of the
+    samples that the clients trained on, if the selection asks for them.
     """
 
     round: int
@@ -71,6 +77,7 @@ class RoundEnd:
     losses: Tensor
     change: Mapping[str, tuple[Tensor | None, Tensor]]
     report: Mapping[str, tuple[Tensor | None, Tensor]]
+    squares: Tensor | None = None
 
 
 class Part:

@@ -12,6 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+# Petroff's ten colours, made to be told apart by colour-blind readers too; on a dark page the darkest are lighter.
+LIGHT = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd")
+DARK = ("#3f90da", "#ffa90e", "#d62a08", "#94a4a2", "#9440cc", "#b27563", "#f07010", "#b9ac70", "#7b7f8c", "#92dadd")
+
 AROUND = 3  # lines of a chart besides its canvas: title, axis, numbers of the axis
 _ACROSS, _DOWN = 2, 4  # dots of a character
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # where Unicode puts them, from U+2800 on

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedslice import codecs, combine, local, select, server, slices
-from fedslice.errors import UserError, unknown
+from fedslice.errors import UserError, shown, unknown
 from fedslice.parts import Part, RoundEnd, World
+from fedslice.settings import assigned, concerned, first_problem
 from fedslice.slice import Values
 
 _KINDS: dict[str, tuple[type[Part], ...]] = {
@@ -56,6 +57,14 @@ _KINDS: dict[str, tuple[type[Part], ...]] = {
 }
 # What can stand in each place of a recipe, by name.
 PARTS = {place: {kind.label: kind for kind in kinds} for place, kinds in _KINDS.items()}
+_BASES: dict[str, type[Part]] = {
+    "select": select.Select,
+    "slices": slices.Slices,
+    "local": local.SGD,
+    "codec": codecs.Codec,
+    "combine": combine.Combine,
+    "server": server.Server,
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,14 @@ class Recipe:
     server: server.Server = field(default_factory=server.ServerSGD)
 
     def __post_init__(self) -> None:
+        for place, part in self.parts().items():
+            if not isinstance(part, _BASES[place]):
+                kinds = PARTS[place]
+                kind = kinds[part] if isinstance(part, str) and part in kinds else next(iter(kinds.values()))
+                raise UserError(
+                    f"Recipe: {place}={shown(part)} is not a part, expected a {_BASES[place].__name__}; write for "
+                    f"example {place}={kind.__name__}() from {kind.__module__.rpartition('.')[0]}."
+                )
         for part in self.parts().values():
             part.check(self)
 
@@ -120,44 +137,51 @@ class Recipe:
     def with_options(self, options: Mapping[str, Any]) -> Recipe:
         """The same recipe with other settings.
 
-        A key is a setting of any part (``lr``), a setting of a named part (``local.lr``), or a place of the recipe,
-        whose value names another part (``combine="heat"``).
+        A key is a setting of one part (``lr``), a setting of a named part (``local.lr``), or a place of the recipe,
+        whose value is another part (``combine=HeatCorrected()``) or its name (``combine="heat"``). A part that is
+        named takes over the settings that it has in common with the one before.
         """
-        parts = self.parts()
-        for place in parts.keys() & options.keys():
-            kind = PARTS[place].get(str(options[place]))
-            if kind is None:
-                raise unknown(f"{place} part", str(options[place]), PARTS[place])
-            common = {k: v for k, v in parts[place].settings().items() if k in kind.setting_names()}
-            parts[place] = build(place, kind, common)
-        changes: dict[str, dict[str, Any]] = {}
-        for key, value in options.items():
-            if key not in parts:
-                place, name = self._owner(key, parts)
-                changes.setdefault(place, {})[name] = value
-        for place, settings in changes.items():
-            parts[place] = build(place, type(parts[place]), parts[place].settings() | settings)
-        return dataclasses.replace(self, **parts)  # type: ignore[arg-type]
+        parts, rest = self.replaced(options)
+        return self.rebuilt(parts, assigned(rest, setting_names(parts)))
 
-    @staticmethod
-    def _owner(key: str, parts: Mapping[str, Part]) -> tuple[str, str]:
-        place, _, name = key.rpartition(".")
-        owners = [p for p, part in parts.items() if name in part.settings() and place in ("", p)]
-        if not owners:
-            raise unknown("setting", key, option_names(parts))
-        if len(owners) > 1:
-            meant = " or ".join(f"{owner}.{name}" for owner in owners)
-            raise UserError(f"setting {key!r} is one of several parts; say {meant}.")
-        return owners[0], name
+    def replaced(self, options: Mapping[str, Any]) -> tuple[dict[str, Part], dict[str, Any]]:
+        """The parts after the replacements among the options, and the options that are none."""
+        parts = self.parts()
+        for place, part in self.parts().items():
+            if place in options:
+                parts[place] = _replacement(place, options[place], part)
+        return parts, {key: value for key, value in options.items() if key not in parts}
+
+    def rebuilt(self, parts: Mapping[str, Part], settings: Mapping[str, Mapping[str, Any]]) -> Recipe:
+        """The recipe of these parts, with other settings by place."""
+        changed = {
+            place: build(place, type(parts[place]), parts[place].settings() | dict(own))
+            for place, own in settings.items()
+            if own
+        }
+        return dataclasses.replace(self, **{**parts, **changed})  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Every part's name and hyperparameters."""
         return {place: {"name": part.label, **part.settings()} for place, part in self.parts().items()}
 
 
-def option_names(parts: Mapping[str, Part]) -> list[str]:
-    """The keys that :meth:`Recipe.with_options` takes."""
-    return [*parts, *(name for part in parts.values() for name in part.settings())]
+def setting_names(parts: Mapping[str, Part]) -> dict[str, list[str]]:
+    """The names of every part's settings, by place."""
+    return {place: part.setting_names() for place, part in parts.items()}
+
+
+def _replacement(place: str, given: Any, before: Part) -> Part:
+    """The part that takes the place of another: itself, or by its name."""
+    if isinstance(given, _BASES[place]):
+        return given
+    if not isinstance(given, str):
+        raise UserError(f"{place}={shown(given)}: expected a part or a name, one of: {', '.join(PARTS[place])}.")
+    if given not in PARTS[place]:
+        raise unknown(f"{place} part", given, PARTS[place])
+    kind = PARTS[place][given]
+    common = {name: value for name, value in before.settings().items() if name in kind.setting_names()}
+    return build(place, kind, common)
 
 
 def build(place: str, kind: type[Part], settings: Mapping[str, Any]) -> Part:
@@ -165,13 +189,4 @@ def build(place: str, kind: type[Part], settings: Mapping[str, Any]) -> Part:
     try:
         return kind(**settings)
     except ValidationError as error:
-        raise UserError(f"{place}={kind.label}: {first_problem(error)}.") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first complaint of a validation, in words."""
-    first = error.errors()[0]
-    where = ".".join(str(word) for word in first["loc"] if isinstance(word, str))
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    return f"{where}={first['input']!r}: {message}" if where else message
+        raise UserError(f"{place}={kind.label}: {first_problem(error)}.", concerned(error, settings)) from None

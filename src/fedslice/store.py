@@ -21,10 +21,16 @@ from fedslice.errors import UserError
 from fedslice.slice import Axis
 
 _IN_MEMORY = 2 << 30
+# Of the places of a kind, of a memory in one array, and of one by rows.
+_PARTS = (("places",), ("known", "rows"), ("clients", "counts", "ids", "values"))
 
 
 class Store:
     """Tensors by name and client: in one growing array per name, or as rows of each client's own.
+
+    Clients get a place in these arrays when something of them is remembered for the first time, so that memory and
+    checkpoints grow with the clients that took part, however many others there are. Names of one kind, which is what
+    stands before their first ``/``, share these places.
 
     An array of more than ``limit`` bytes lies in a file without a name in the directory for temporary files (TMPDIR),
     whose room the system takes back when the process ends, however it ends.
@@ -34,34 +40,37 @@ class Store:
         self._clients = clients
         self.device = device or torch.device("cpu")
         self._limit = limit
-        self._slot: dict[str, Tensor] = {}
+        self._place: dict[str, dict[int, int]] = {}  # of each client with a memory, in the arrays of each kind
         self._rows: dict[str, Tensor] = {}
+        self._known: dict[str, Tensor] = {}  # who has a memory of this name, by place
         self._sparse: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
 
     def put(self, name: str, clients: Tensor, values: Tensor) -> None:
         """Remember ``values`` [clients, …] for these clients, each of which appears once."""
         if not len(clients):
             return
-        if name not in self._slot:
-            self._slot[name] = torch.full((self._clients,), -1, dtype=torch.int64, device=self.device)
-            self._rows[name] = values.new_empty(0, *values.shape[1:])
-        slot, rows = self._slot[name], self._rows[name]
-        fresh = clients[slot[clients] < 0]
-        used = int((slot >= 0).sum())
-        if used + len(fresh) > len(rows):
-            room = min(max(2 * len(rows), used + len(fresh)), self._clients)
-            grown = self._array(name, rows, room)
-            grown[:used] = rows[:used]
-            self._rows[name] = rows = grown
-        slot[fresh] = torch.arange(used, used + len(fresh), device=self.device)
-        rows[slot[clients].to(rows.device)] = values.detach().to(rows.device)
+        known = self._place.setdefault(_kind(name), {})
+        place = torch.tensor([known.setdefault(client, len(known)) for client in clients.tolist()])
+        rows = self._rows.get(name, values.new_empty(0, *values.shape[1:]))
+        if len(rows) <= int(place.max()):
+            room = min(max(2 * len(rows), len(known)), self._clients)
+            rows, old = self._array(name, rows, room), rows
+            rows[: len(old)] = old
+            self._known[name] = _longer(self._known.get(name), room)
+            self._rows[name] = rows
+        rows[place.to(rows.device)] = values.detach().to(rows.device)
+        self._known[name][place] = True
 
     def get(self, name: str, clients: Tensor) -> tuple[Tensor, Tensor] | None:
         """What these clients remember [clients, …] and who of them remembers anything; ``None`` if nobody does."""
-        if name not in self._slot:
+        if name not in self._rows:
             return None
-        slot, rows = self._slot[name][clients], self._rows[name]
-        return rows[slot.clamp(min=0).to(rows.device)].to(self.device), slot >= 0
+        rows, known = self._rows[name], self._place[_kind(name)]
+        place = torch.tensor([known.get(client, -1) for client in clients.tolist()], dtype=torch.int64)
+        there = (place >= 0) & (place < len(rows))
+        place = place.where(there, 0)
+        there &= self._known[name][place]
+        return rows[place.to(rows.device)].to(self.device), there.to(self.device)
 
     def _array(self, name: str, like: Tensor, room: int) -> Tensor:
         """Zeros for this many clients' tensors of one name, in memory or on disk."""
@@ -103,10 +112,10 @@ class Store:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All memories, as tensors for a checkpoint."""
-        out = {}
-        for name, slot in self._slot.items():
-            out[f"{name}/slot"] = slot
-            out[f"{name}/rows"] = self._rows[name][: int((slot >= 0).sum())]
+        out = {f"{kind}/places": torch.tensor(list(known)) for kind, known in self._place.items()}
+        for name, known in self._known.items():
+            used = int(known.nonzero().max()) + 1
+            out[f"{name}/known"], out[f"{name}/rows"] = known[:used], self._rows[name][:used]
         for name, memory in self._sparse.items():
             ids, values = zip(*memory.values(), strict=True)
             out[f"{name}/clients"] = torch.tensor(list(memory))
@@ -115,14 +124,53 @@ class Store:
         return out
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from saved memories."""
+        """Continue from saved memories; places and numbers that point to no client or row are a ValueError."""
         for key, tensor in state.items():
             name, _, kind = key.rpartition("/")
+            _check(key, kind, name, tensor, state, self._clients)
             if kind == "clients":
                 counts = state[f"{name}/counts"].tolist()
                 ids, values = (state[f"{name}/{part}"].to(self.device).split(counts) for part in ("ids", "values"))
                 self._sparse[name] = dict(zip(tensor.tolist(), zip(ids, values, strict=True), strict=True))
-            elif kind == "slot":
-                self._slot[name] = tensor.to(self.device).clone()
+            elif kind == "places":
+                self._place[name] = {client: place for place, client in enumerate(tensor.tolist())}
+            elif kind == "known":
+                self._known[name] = tensor.cpu().clone()
             elif kind == "rows":
                 self._rows[name] = self._array(name, tensor, len(tensor)).copy_(tensor)
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _longer(flags: Tensor | None, size: int) -> Tensor:
+    """The flags, and as many that are false as make it so many."""
+    out = torch.zeros(size, dtype=torch.bool)
+    if flags is not None:
+        out[: len(flags)] = flags
+    return out
+
+
+def _check(key: str, part: str, name: str, tensor: Tensor, state: Mapping[str, Tensor], clients: int) -> None:
+    """A memory has all of its parts, and they fit together."""
+    siblings = next((parts for parts in _PARTS if part in parts), ())
+    if not siblings or any(f"{name}/{one}" not in state for one in siblings):
+        raise ValueError(f"{key!r} is no part of a whole memory")
+    if part in ("places", "clients", "counts", "ids") and (tensor.dtype != torch.int64 or tensor.dim() != 1):
+        raise ValueError(f"{key!r} is {tensor.dtype} {list(tensor.shape)}, expected whole numbers in a row")
+    if part in ("places", "clients"):
+        known = tensor.unique()
+        if len(known) < len(tensor) or bool(((tensor < 0) | (tensor >= clients)).any()):
+            raise ValueError(f"{key!r} does not name some of {clients} clients, each once")
+    if part == "known":
+        places = state.get(f"{_kind(name)}/places", tensor[:0])
+        fits = len(tensor) == len(state[f"{name}/rows"]) <= len(places)
+        if tensor.dtype != torch.bool or tensor.dim() != 1 or not fits or not bool(tensor.any()):
+            raise ValueError(f"{key!r} does not say which of {len(places)} clients remember a row")
+    elif part == "clients":
+        counts, lengths = state[f"{name}/counts"], {len(state[f"{name}/{one}"]) for one in ("ids", "values")}
+        if len(counts) != len(tensor) or bool((counts < 0).any()) or lengths != {int(counts.sum())}:
+            raise ValueError(f"'{name}/counts' does not say how many rows each client has")
+    elif part == "ids" and bool((tensor < 0).any()):
+        raise ValueError(f"{key!r} has numbers below 0")

@@ -16,11 +16,13 @@ from torch.func import functional_call
 from fedslice import rng
 from fedslice.errors import UserError, unknown
 from fedslice.federation import Federation, Ragged
+from fedslice.metrics import Score, called, kind, measured, told
 from fedslice.slice import Axis, Shapes, Slice, Values
 from fedslice.tables import IndexSets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Metric = Callable[[Tensor, Tensor], float]
+_MODERATE = 1e6  # outputs beyond it may overflow any loss, and say nothing against this one
+_TRIED = 256  # samples on which metrics are tried when a task is made
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,17 @@ class Task:
     start differently). Its ``forward`` takes the features by name; a :class:`Ragged` feature ``x`` arrives padded,
     with ``x_length`` beside it. ``loss`` gives one value per sample. ``tables`` names, for each embedding-like
     parameter, the features whose ids are its row numbers.
+
+    ``metrics`` are functions of all outputs and labels, by name: one number each, or ``None`` where it is undefined.
+    More of a metric is better, unless it is a :class:`Metric` that says otherwise; of a plain function called ``rmse``,
+    ``mse``, ``mae`` or after a loss, less is better.
     """
 
     federation: Federation
     model: nn.Module | Callable[[], nn.Module]
     loss: Loss
     tables: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Score] = field(default_factory=dict)
     name: str = "task"
     source: str = "own arrays"
     train_sample: int = 10_000  # training samples on which train_loss is measured
@@ -50,6 +56,7 @@ class Task:
         self._check_module()
         self._check_tables()
         self._check_loss()
+        self._check_metrics()
         self._check_slicing()
         if self.module is not self.model:
             _empty(self.module)
@@ -149,6 +156,8 @@ class Task:
                 )
             if isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 _check_embedding(name, part)
+        if type(self.module).forward is nn.Sequential.forward:
+            self._check_sequential()
         takes = inspect.signature(self.module.forward).parameters
         named = {n: p for n, p in takes.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
         given = [*self.federation.train.features]
@@ -163,6 +172,18 @@ class Task:
             )
         if more := [n for n, p in named.items() if n not in given and p.default is p.empty]:
             raise UserError(f"{whose} but the federation has no feature {more[0]!r}; add it, or give it a default.")
+
+    def _check_sequential(self) -> None:
+        """The container names its one argument itself."""
+        features = self.federation.train.features
+        if [*features] == ["input"] and not isinstance(features["input"], Ragged):
+            return
+        found = ", ".join(map(repr, features)) or "none"
+        if len(features) == 1 and isinstance(next(iter(features.values())), Tensor):
+            advice = "rename it: features={'input': ...}"
+        else:
+            advice = "for several features or for sequences write a module whose forward takes them by name"
+        raise UserError(f"nn.Sequential takes one feature, named 'input', but the federation has {found}; {advice}.")
 
     def _check_tables(self) -> None:
         for table, names in self._tables.items():
@@ -188,21 +209,65 @@ class Task:
         features, label = self.federation.train.batch(index)
         with torch.no_grad(), evaluating(self.module):
             output = self.forward(dict(self.module.named_parameters()), features)
-            value = self.loss(output, label)
-            if value.shape != index.shape:
+            value = self._loss_values(output, label)
+            if bool((output.abs() < _MODERATE).all()) and not bool(value.isfinite().all()):
                 raise UserError(
-                    f"the loss gave shape {tuple(value.shape)} for {len(index)} samples; it must give one value per "
-                    "sample (reduction='none')."
+                    f"the loss {called(self.loss)} gave {float(value[~value.isfinite()][0])} for outputs from "
+                    f"{float(output.min()):g} to {float(output.max()):g}; it must be finite."
                 )
             spread = torch.linspace(0.1, 0.9, output.numel(), device=output.device).view(output.shape).to(output)
             probe = torch.where(output == 0, spread, output * spread)  # equal outputs would hide a comparison
-            together = self.loss(probe, label)
-            alone = torch.cat([self.loss(probe[i : i + 1], label[i : i + 1]) for i in range(len(index))])
+            together = self._loss_values(probe, label)
+            alone = torch.cat([self._loss_values(probe[i : i + 1], label[i : i + 1]) for i in range(len(index))])
         if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise UserError(
                 "the loss of a sample changes with the samples beside it; it must look at each sample alone "
                 "(what compares samples belongs into the model)."
             )
+
+    def _loss_values(self, output: Tensor, label: Tensor) -> Tensor:
+        """The loss of each sample, from a function that may return anything."""
+        count, expected = len(label), "it must give one value per sample (reduction='none')"
+        try:
+            value = self.loss(output, label)
+        except Exception as error:
+            raise UserError(
+                f"the loss {called(self.loss)} raised {told(error)} on outputs of shape {tuple(output.shape)} "
+                f"({_type(output)}) and labels of shape {tuple(label.shape)} ({_type(label)}); {expected}."
+            ) from error
+        if not isinstance(value, Tensor):
+            raise UserError(f"the loss gave {kind(value)} for {count} samples, not a tensor; {expected}.")
+        if value.shape != (count,):
+            raise UserError(f"the loss gave shape {tuple(value.shape)} for {count} samples; {expected}.")
+        if not value.is_floating_point():
+            raise UserError(
+                f"the loss gave values of type {_type(value)}, expected {_type(output)} as the outputs have."
+            )
+        return value
+
+    def _check_metrics(self) -> None:
+        """One number each, on a few samples; one that fails there may need more of them, and is told at evaluations."""
+        for name, metric in self.metrics.items():
+            if not isinstance(name, str) or not name or name == "loss":
+                raise UserError(
+                    f"metrics has the name {name!r}, expected a word other than loss, which every task has."
+                )
+            if not callable(metric):
+                raise UserError(f"metric {name!r} is {metric!r:.60}, expected a function of outputs and labels.")
+        samples = self.federation.test if len(self.federation.test) else self.federation.train
+        count = min(_TRIED, len(samples))
+        if not self.metrics or not count:
+            return
+        index = torch.linspace(0, len(samples) - 1, count, device=samples.offsets.device).long()
+        features, label = samples.batch(index)
+        with torch.no_grad(), evaluating(self.module):
+            outputs = self.forward(dict(self.module.named_parameters()), features).cpu()
+        for name, metric in self.metrics.items():
+            try:
+                measured(name, metric, outputs, label.cpu())
+            except UserError as error:
+                if error.__cause__ is None:
+                    raise
 
     def _check_slicing(self) -> None:
         """A client sees the rows it holds, under new numbers; the network must not notice."""
@@ -265,6 +330,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(before)
+
+
+def _type(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _check_embedding(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:

@@ -42,6 +42,7 @@ class Work:
     features: dict[str, Tensor]
     label: Tensor
     real: Tensor
+    squares: bool  # is the mean squared loss of each client's samples asked for?
 
     def steps(self) -> Iterator[Batch]:
         """The batches in their order; sequences are cut to the longest of the step."""
@@ -80,13 +81,14 @@ def download(world: World, recipe: Recipe, model: Values, t: int, clients: Tenso
     hold = recipe.slices.hold(t, clients)
     down = recipe.slices.down(t, clients, hold)
     scale = recipe.select.batch_scale()
-    batches = recipe.local.batches(t, clients, draws, samples.sizes[clients], scale, world.seed)
+    batches = recipe.local.batches(t, clients, draws, samples.sizes_of(clients), scale, world.seed)
     features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
     layout = _relabel(world, recipe, clients, hold, features)
     start = begin(world, recipe, model, clients, hold, down, layout)
     aside = recipe.local.bring(clients, layout, down)
     reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
-    return Work(t, clients, hold, down, layout, start, aside, reach, features, label, batches.real)
+    squares = recipe.select.squares
+    return Work(t, clients, hold, down, layout, start, aside, reach, features, label, batches.real, squares)
 
 
 def begin(

@@ -13,6 +13,7 @@ import pytest
 
 from fedslice.panel import Panel
 from fedslice.report import write
+from fedslice.report.page import picture
 from fedslice.runs.reading import find, read
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -141,6 +142,20 @@ def test_it_opens_without_a_complaint_and_without_the_network(browser: Any, page
     assert [url for url in asked if url.startswith("file:") and url != page.as_uri()] == []
 
 
+def test_no_text_of_a_picture_runs(browser: Any, tmp_path: Path) -> None:
+    """The page of `features`, with a title, axes and a class that try."""
+    nasty = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 2'>"
+    rows = [{nasty: k, "y": k, "class": nasty if k % 2 else "plain"} for k in range(9)]
+    out = tmp_path / "map.html"
+    out.write_text(picture(Panel(title=nasty, mark="point", x=nasty, y="y", color="class", rows=rows), 300))
+    browser.get_log("browser")
+    browser.get(out.as_uri())
+    wait(browser, "document.querySelectorAll('.chart .mark-symbol.role-mark path').length === 9")
+    assert browser.execute_script("return window.owned") is None
+    assert texts(browser, "h1") == [nasty]
+    assert browser.get_log("browser") == []
+
+
 def test_the_network_is_forbidden(browser: Any, page: Path) -> None:
     show(browser, page)
     script = "fetch('data:,x').then(() => arguments[0]('fetched'), () => arguments[0]('refused'))"
@@ -150,9 +165,9 @@ def test_the_network_is_forbidden(browser: Any, page: Path) -> None:
 def test_curves_table_panel_and_plain_text(browser: Any, page: Path) -> None:
     show(browser, page)
     assert len(lines(browser)) == 2
-    assert {"fedavg", "fedsubavg", "round", "test auc (dashes: target 0.65)"} <= set(texts(browser))
+    assert {"fedavg", "fedsubavg", "round", "test auc (grey line: target 0.65)"} <= set(texts(browser))
     assert texts(browser, "h2") == ["<script>toy"]
-    assert "Until test auc ≥ 0.65" in texts(browser, "caption")
+    assert texts(browser, "caption")[0].startswith("Until test auc ≥ 0.65: mean over seeds ± standard deviation")
     rows = [re.sub(r"\s+", " ", row) for row in texts(browser, "table:has(tbody) tbody tr")]
     assert any(row.startswith("fedsubavg") and "1 of 1" in row for row in rows)
     browser.execute_script("scrollTo(0, document.body.scrollHeight)")

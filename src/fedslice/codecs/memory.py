@@ -23,13 +23,13 @@ class Memory:
     def __init__(self, codec: Codec, kind: str, world: World):
         self._key = f"{codec.label}/{kind}"
         self._store = world.store
-        clients = len(world.task.federation)
+        clients = world.recipe.select.seen(world.rounds, len(world.task.federation))
         size = clients * world.task.itemsize * sum(shape.numel() for shape in world.task.shapes.values())
         if size > _MOST:
             raise UserError(
                 f"codec={codec.label} remembers a whole model for each of {clients:,} clients, {size / 2**30:,.1f} GiB "
-                f"where {_MOST / 2**30:g} are allowed; take fewer clients, or a codec without memory (quantize, "
-                "fetchsgd, or topk with error_feedback=false)."
+                f"where {_MOST / 2**30:g} are allowed; take fewer clients or rounds, or a codec without memory "
+                "(quantize, fetchsgd, or topk with error_feedback=false)."
             )
 
     def recall(self, clients: Tensor, part: Slice, name: str, like: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,14 +26,15 @@ from fedslice.errors import UserError
 from fedslice.messages import Step, Upload
 from fedslice.panel import Cell, Panel
 from fedslice.parts import CHECKED, Count, RoundEnd, World
+from fedslice.room import free_memory, gib
 from fedslice.slice import Shapes, Slice, Values
+from fedslice.vectors import Vectors
 
 if TYPE_CHECKING:
     from fedslice.recipe import Recipe
 
 CODE = "code"  # the one parameter of the space in which coefficients are summed
 INNER: dict[str, type[Codec]] = {kind.label: kind for kind in (Dense, Sign, TopK, Quantize, LBGM)}
-_COPIES = 2  # of the sampled updates: they are put side by side to be decomposed
 
 
 @dataclass(config=CHECKED)
@@ -47,8 +46,9 @@ class StreamingSubspace(Codec):
     ever comes after the warm-up, and the basis stays as it is (F-Sub of table 4). ``inner`` is the codec by which full
     updates go up.
 
-    Server and clients keep the same basis: rank·D numbers each, and until the end of the warm-up the server keeps
-    warmup·D. A client that was absent is brought up to date before it trains, and what that takes is counted.
+    Server and clients keep the same basis: rank·D numbers each. Until the end of the warm-up the server keeps warmup·D,
+    in a file of the run's folder, or see :class:`Vectors`. A client that was absent is brought up to date before it
+    trains, and what that takes is counted.
     """
 
     label = "subspace"
@@ -62,6 +62,11 @@ class StreamingSubspace(Codec):
 
     def __post_init__(self) -> None:
         self._inner = INNER[self.inner]()
+
+    @property
+    def keeps_zeros(self) -> bool:  # type: ignore[override]
+        """A zero adds nothing to a coefficient; in full rounds it is as the inner codec has it."""
+        return self._inner.keeps_zeros
 
     def check(self, recipe: Recipe) -> None:
         """What the inner codec refuses."""
@@ -79,16 +84,17 @@ class StreamingSubspace(Codec):
                 f"codec=subspace: warmup={self.warmup} is longer than the run of {world.rounds} rounds, in which "
                 "nothing would be projected; give a shorter warm-up or more rounds."
             )
-        memory = _memory()
-        if (need := _COPIES * self.warmup * size * world.task.itemsize) > memory:
+        remedy = "give a shorter warm-up, or a codec without a subspace"
+        self._sampled = Vectors("codec=subspace", size, self.warmup, world.dtype, world.scratch, remedy)
+        if (need := self.rank * size * world.dtype.itemsize) > (free := free_memory()):
             raise UserError(
-                f"codec=subspace: to decompose {self.warmup} sampled updates of {size:,} parameters takes "
-                f"{need / 2**30:,.1f} GiB where the machine has {memory / 2**30:,.1f}; give a shorter warm-up."
+                f"codec=subspace: {self.rank:,} directions of {size:,} parameters take {gib(need)} where {gib(free)} "
+                "of memory are free; give a smaller rank."
             )
-        self._sampled: list[Tensor] = []
+        self._device = world.device
         self._basis: Basis | None = None
         self._absent = CatchUp(len(world.task.federation), self.warmup)
-        self._residuals: list[tuple[float, float]] = []
+        self._residuals: list[tuple[int, float]] = []
 
     def full(self, t: int) -> bool:
         """Do whole updates travel in round ``t``?"""
@@ -158,8 +164,8 @@ class StreamingSubspace(Codec):
         if end.round < self.warmup:
             self._sampled.append(update)
             if len(self._sampled) == self.warmup:
-                self._basis = Basis.of(torch.stack(self._sampled, 1), self.rank)
-                self._sampled = []
+                self._basis = Basis.of(self._sampled, self.rank, self._device)
+                self._sampled.clear()
         elif self._basis is not None:
             self._residuals.append((end.round + 1, self._basis.residual(update)))
             self._basis = self._basis.follow(update, self.decay, self.rank)
@@ -199,23 +205,15 @@ class StreamingSubspace(Codec):
         state["residuals"] = torch.tensor(self._residuals, dtype=torch.float64).view(-1, 2)
         if self._basis is not None:
             state |= {"basis": self._basis.columns, "sigma": self._basis.sigma}
-        if self._sampled:
-            state["sampled"] = torch.stack(self._sampled)
-        return state
+        return state | {f"sampled.{name}": value for name, value in self._sampled.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved basis."""
         own = self._own(state, ("inner", "absent", "residuals", "basis", "sigma", "sampled"))
-        for part, place in ((self._inner, "inner."), (self._absent, "absent.")):
+        for part, place in ((self._inner, "inner."), (self._absent, "absent."), (self._sampled, "sampled.")):
             part.load_state_dict({k.removeprefix(place): v for k, v in own.items() if k.startswith(place)})
-        self._residuals = [(at, share) for at, share in own["residuals"].tolist()]
+        self._residuals = [(int(at), share) for at, share in own["residuals"].tolist()]
         self._basis = Basis(own["basis"], own["sigma"].cpu()) if "basis" in own else None
-        self._sampled = list(own["sampled"]) if "sampled" in own else []
-
-
-def _memory() -> float:
-    """Bytes that the machine has, where its system tells."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
 
 
 def flatten(change: Mapping[str, tuple[Tensor | None, Tensor]], shapes: Shapes) -> Tensor:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import polars as pl
 import typer
 
-from fedslice.commands.app import Data, app, say
-from fedslice.config import build_task, request
+from fedslice.commands.app import Data, say, writable
 from fedslice.errors import UserError
-from fedslice.measure.features import Features, load_tsne, tsne
-from fedslice.measure.features import features as find
-from fedslice.panel import Panel
-from fedslice.runs.checkpoint import replacing
-from fedslice.runs.directory import CONFIG, RunDirectory
-from fedslice.runs.reading import Run, read
-from fedslice.slice import Values
-from fedslice.task import Task
+from fedslice.loading import loading
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from fedslice.measure.features import Features
+    from fedslice.panel import Panel
+    from fedslice.runs.reading import Run
+    from fedslice.slice import Values
+    from fedslice.task import Task
 
 Kind = Literal["html", "svg", "png"]
 
@@ -28,26 +27,34 @@ _POINTS = 20_000  # of a chart, at most
 _SIDE = 480
 
 
-@app.command()
 def features(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run that has ended.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="The CSV file to write.")] = "features.csv",
-    samples: Annotated[int, typer.Option(min=1, help="Test samples, drawn by the run's seed.")] = 1000,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The CSV file to write.")] = "features.csv",
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Test samples, drawn by the run's seed.")] = 1000,
     data: Data = None,
     with_tsne: Annotated[bool, typer.Option("--tsne", help="Two columns more: places on a map, by t-SNE.")] = False,
     chart: Annotated[
-        str | None, typer.Option(help="The map as a picture by class: a .html, .svg or .png file.")
+        str | None, typer.Option(metavar="FILE", help="The map as a picture by class: a .html, .svg or .png file.")
     ] = None,
 ) -> None:
-    """Write what enters the last Linear layer of a run's final global model, for some test samples."""
+    """Write the features of test samples, or draw a map of them.
+
+    Features are what enters the last Linear layer of a run's final global model.
+    """
+    with loading():
+        import polars as pl
+
+        from fedslice.measure.features import features as find
+        from fedslice.measure.features import load_tsne, tsne
+        from fedslice.runs.reading import read
+
     kind = _kind(chart, samples) if chart is not None else None
     if kind is not None and not with_tsne:
         raise UserError(f"--chart {chart} draws the map that --tsne makes; add --tsne.")
     if chart is not None and Path(chart) == Path(out):
         raise UserError(f"--chart and --out are both {chart}; give two files.")
-    for path in (out, *([] if chart is None else [chart])):
-        if Path(path).is_dir():
-            raise UserError(f"{path} is a directory, expected the name of a file to write; add one.")
+    writable("--out", out)
+    writable("--chart", chart)
     if with_tsne:
         load_tsne()
     run = read(_directory(Path(run_dir)))
@@ -76,6 +83,8 @@ def _kind(chart: str, samples: int) -> Kind:
 
 
 def _directory(place: Path) -> Path:
+    from fedslice.runs.directory import CONFIG
+
     if not (place / CONFIG).exists():
         raise UserError(f"{place} holds no run (no {CONFIG}); give the directory of a run that has ended.")
     return place
@@ -83,12 +92,16 @@ def _directory(place: Path) -> Path:
 
 def _final(run: Run, data: str | None) -> tuple[Task, Values]:
     """The task of a run, built anew, and the global model of its last checkpoint, which must fit it."""
+    from fedslice.config import build_task, request
+    from fedslice.runs.directory import RunDirectory
+    from fedslice.runs.reading import option
+
     saved = RunDirectory(run.path).resume() if run.finished else None
     if saved is None:
         what = "its checkpoint is gone" if run.finished else "it has not ended"
         raise UserError(f"{run.path} has no final model ({what}); finish the run with --resume, or give another.")
     settings = {key: value for key, value in run.config["task"].items() if key not in ("name", "source")}
-    place = data if data is not None else _data(run.command)
+    place = data if data is not None else option(run.command, "--data")
     task = build_task(request({"task": run.task, "set": settings} | ({} if place is None else {"data": place})))
     if task.source != run.config["task"].get("source"):
         raise UserError(
@@ -107,16 +120,9 @@ def _final(run: Run, data: str | None) -> tuple[Task, Values]:
     return task, model
 
 
-def _data(command: str | None) -> str | None:
-    """Where the run's command says its data are."""
-    try:
-        words = shlex.split(command or "")
-    except ValueError:  # no command of ours
-        return None
-    return words[words.index("--data") + 1] if "--data" in words[:-1] else None
-
-
 def _table(found: Features) -> pl.DataFrame:
+    import polars as pl
+
     columns: dict[str, Any] = {
         "client": found.client,
         "label": found.label.tolist(),
@@ -128,6 +134,10 @@ def _table(found: Features) -> pl.DataFrame:
 
 
 def _map(run: Run, table: pl.DataFrame) -> Panel:
+    import polars as pl
+
+    from fedslice.panel import Panel
+
     shown = table.sort("label").select(
         pl.col("tsne_1").alias("first"), pl.col("tsne_2").alias("second"), pl.col("label").alias("class")
     )
@@ -139,8 +149,11 @@ def _picture(shown: Panel, kind: Kind) -> bytes:
     import vl_convert  # charts take a while to load, and most commands draw none
 
     from fedslice.report import charts
+    from fedslice.report.page import picture
     from fedslice.report.panels import columns
 
+    if kind == "html":
+        return picture(shown, _SIDE).encode()
     cells = columns(shown)
     rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     spec = charts.panel(shown, "map", _SIDE) | {"height": _SIDE, "title": shown.title, "datasets": {"map": rows}}
@@ -148,17 +161,15 @@ def _picture(shown: Panel, kind: Kind) -> bytes:
         "vl_version": charts.VEGA_LITE,
         "config": charts.theme("light") | {"background": "white"},
     }
-    match kind:
-        case "svg":
-            return vl_convert.vegalite_to_svg(spec, **given).encode()
-        case "png":
-            return vl_convert.vegalite_to_png(spec, scale=2.0, **given)
-        case "html":
-            return vl_convert.vegalite_to_html(spec, bundle=True, **given).encode()
+    if kind == "svg":
+        return vl_convert.vegalite_to_svg(spec, **given).encode()
+    return vl_convert.vegalite_to_png(spec, scale=2.0, **given)
 
 
 def _write(files: dict[Path, bytes]) -> None:
     """All of them or none."""
+    from fedslice.runs.checkpoint import replacing
+
     with ExitStack() as stack:
         for path, content in files.items():
             try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedslice import console
+from fedslice import console, index
 from fedslice.commands.app import (
     Data,
     Json,
@@ -16,48 +17,83 @@ from fedslice.commands.app import (
     Settings,
     TargetText,
     TaskName,
-    app,
+    blaming,
+    complete_instrument,
+    complete_recipe,
+    complete_recipes,
     errors,
     given,
     recipes_in,
     said,
     say,
     show,
+    writable,
 )
 from fedslice.commands.look import write_report
-from fedslice.compare import Target, metric_names, requests, table
-from fedslice.config import Plan, request, resolve
-from fedslice.errors import UserError
-from fedslice.measure.instruments import INSTRUMENTS
-from fedslice.runs.events import Events
-from fedslice.runs.execute import default_directory, execute
+from fedslice.errors import UserError, run_warnings
+from fedslice.loading import loading
 
-Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
-CohortSize = Annotated[int | None, typer.Option("--cohort", help="Clients per round.")]
-EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="auto, vectorized or sequential.")]
-Chunk = Annotated[int | None, typer.Option(help="Clients trained at once; by default as many as fit the caches.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps.")]
-Measure = Annotated[list[str] | None, typer.Option(help=f"What else to log at evaluations: {', '.join(INSTRUMENTS)}.")]
+if TYPE_CHECKING:
+    from fedslice.config import Plan
+
+_OF_TASK = "the task's own"
+
+Rounds = Annotated[int | None, typer.Option(metavar="N", help="Communication rounds.", show_default=_OF_TASK)]
+CohortSize = Annotated[
+    int | None, typer.Option("--cohort", metavar="N", help="Clients per round.", show_default=_OF_TASK)
+]
+EvalEvery = Annotated[int | None, typer.Option(metavar="N", help="Rounds between evaluations.", show_default=_OF_TASK)]
+EngineName = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="auto, vectorized or sequential.", show_default="auto"),
+]
+Chunk = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Clients trained at once.", show_default="as many as fit the caches"),
+]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda or mps.", show_default="cpu")]
+Measure = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"What else to log at evaluations: {', '.join(index.names('instruments'))}. May be repeated.",
+        autocompletion=complete_instrument,
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")]
-CheckpointSeconds = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
+CheckpointSeconds = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.")]
 DeviceList = Annotated[
-    str | None, typer.Option("--devices", help="Simulated devices, for a clock: feddd, or a CSV with one per client.")
+    str | None,
+    typer.Option(
+        "--devices", metavar="NAME", help="Simulated devices, for a clock: feddd, or a CSV file with one per client."
+    ),
 ]
 EventFolder = Annotated[
     str | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files below this folder.")
 ]
 
 
-@app.command()
 def run(
     task: TaskName,
-    recipe: Annotated[str | None, typer.Option(help="A method by name; see fedslice list.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A method by name; see fedslice list recipes.",
+            show_default="fedavg",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
     rounds: Rounds = None,
     cohort: CohortSize = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of model, cohorts and batches.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Seed of model, cohorts and batches.", show_default="0")
+    ] = None,
     data: Data = None,
-    out: Annotated[str | None, typer.Option(help="Run directory.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Run directory.", show_default="a directory of its own below runs"),
+    ] = None,
     set_: Settings = None,
     eval_every: EvalEvery = None,
     engine: EngineName = None,
@@ -72,31 +108,51 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one task with one recipe."""
+    with loading():
+        from fedslice.config import request, resolve
+        from fedslice.runs.execute import default_directory
+
     fields = said(task, set_, recipe=recipe, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
     fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
     asked = request(fields)
-    plan = resolve(asked)
+    with blaming(task, set_):
+        plan = resolve(asked)
+    for note in plan.notes:
+        say(note)
     place = Path(asked.out) if asked.out else default_directory(plan)
-    document = _follow(plan, place, resume, checkpoint_seconds, tensorboard)
+    writable("--report", report, made=[place])
+    (document,) = _train([plan], [place], resume, checkpoint_seconds, tensorboard)
     show(document, as_json, console.run_tables)
     say(f"run directory: {place}")
     write_report([place], report, None)
 
 
-@app.command()
 def compare(
     task: TaskName,
-    recipe_names: Annotated[str, typer.Option("--recipes", help="Methods, separated by commas.")] = "fedavg,fedsubavg",
+    recipe_names: Annotated[
+        str,
+        typer.Option(
+            "--recipes", metavar="NAME,…", help="Recipes, separated by commas.", autocompletion=complete_recipes
+        ),
+    ] = "fedavg,fedsubavg",
     target: TargetText = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Recipe whose simulated time to the target counts as one; needs --devices.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Recipe whose simulated time to the target counts as one; needs --devices.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, … or from --seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Number of seeds: 0, 1, … or from --seed on.")] = 1,
     rounds: Rounds = None,
     cohort: CohortSize = None,
-    seed: Annotated[int | None, typer.Option(help="First seed.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="First seed.", show_default="0")] = None,
     data: Data = None,
-    out: Annotated[str | None, typer.Option(help="Directory for all runs.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Directory for all runs.", show_default="runs"),
+    ] = None,
     set_: Settings = None,
     eval_every: EvalEvery = None,
     engine: EngineName = None,
@@ -110,43 +166,82 @@ def compare(
     report: Report = None,
     as_json: Json = False,
 ) -> None:
-    """Train one task with several recipes and seeds, and show when each reaches a target."""
+    """Train one task with several recipes and seeds.
+
+    The tables show when each recipe reaches a target, and what it has at the end.
+    """
+    with loading():
+        from fedslice.compare import Target, requests, table
+        from fedslice.config import resolve
+        from fedslice.measure.instruments import score_columns
+        from fedslice.runs.directory import RunDirectory
+        from fedslice.runs.execute import default_directory
+
     fields = said(task, set_, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
     fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
     names = recipes_in(recipe_names)
-    asked = requests(fields, names, seeds)
+    with blaming(task, set_):
+        asked = requests(fields, names, seeds)
     if baseline is not None and (baseline not in names or asked[0].devices is None or target is None):
         raise UserError(f"--baseline {baseline} needs --devices, --target and a recipe among {', '.join(names)}.")
-    plans = [resolve(one) for one in asked]
-    aim = Target.parse(target, metric_names(plans[0].task, plans[0].measure)) if target is not None else None
-    for plan in plans[::seeds]:
-        plan.experiment()  # what cannot run is refused before the first run begins
+    with blaming(task, set_):
+        plans = [resolve(one) for one in asked]
+    scores = score_columns(plans[0].task, plans[0].measure)
+    aim = Target.parse(target, scores, scores) if target is not None else None
     places = [
         Path(one.out) / f"{plan.recipe_name}-seed{plan.seed}" if one.out else default_directory(plan)
         for one, plan in zip(asked, plans, strict=True)
     ]
-    runs = [
-        _follow(plan, place, resume, checkpoint_seconds, tensorboard) for plan, place in zip(plans, places, strict=True)
-    ]
+    for plan, place in list(zip(plans, places, strict=True))[::seeds]:
+        run_directory = RunDirectory(place)
+        try:
+            if not run_directory.finished:
+                plan.experiment(run_directory.scratch)  # what cannot run is refused before the first run begins
+        except UserError as error:
+            raise UserError(f"recipe {plan.recipe_name!r}: {error}") from None
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes):
+        say(note)
+    writable("--report", report, made=places)
+    runs = _train(plans, places, resume, checkpoint_seconds, tensorboard)
     document = {"task": plans[0].task.name, "runs": runs, "table": table(runs, aim, baseline)}
     show(document, as_json, console.compare_tables)
     say(f"run directories: {places[0].parent}")
-    write_report(places, report, aim)
+    write_report(places, report, aim, baseline)
 
 
-def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float, events: str | None) -> dict[str, Any]:
-    title = f"{plan.recipe_name} seed {plan.seed}"
-    with ExitStack() as stack:
+def _train(
+    plans: Sequence[Plan], places: Sequence[Path], resume: bool, checkpoint_seconds: float, events: str | None
+) -> list[dict[str, Any]]:
+    """The runs' documents; each run is told by its number if it is one of several."""
+    documents = []
+    for number, (plan, place) in enumerate(zip(plans, places, strict=True), 1):
+        title = f"{plan.recipe_name} seed {plan.seed}"
+        if len(plans) > 1:
+            title = f"run {number} of {len(plans)}: {title}"
+        documents.append(_follow(plan, place, title, resume, checkpoint_seconds, events))
+    return documents
+
+
+def _follow(
+    plan: Plan, place: Path, title: str, resume: bool, checkpoint_seconds: float, events: str | None
+) -> dict[str, Any]:
+    from fedslice.runs.directory import RunDirectory
+    from fedslice.runs.events import Events
+    from fedslice.runs.execute import execute
+
+    with run_warnings(lambda sentence: say(f"fedslice: {sentence}")), ExitStack() as stack:
         progress = stack.enter_context(console.Follow(errors, title, plan.rounds))
-        hooks = [progress.row]
+        board = None
         if events is not None:
-            hooks.append(stack.enter_context(closing(Events(Path(events) / place.name, plan.config))).row)
+            board = stack.enter_context(closing(Events(Path(events) / place.name, plan.config)))
 
         def on_row(row: dict[str, Any]) -> None:
-            for hook in hooks:
-                hook(row)
+            progress.row(row)
+            if board is not None:
+                board.row(row)
 
-        return execute(
+        finished = RunDirectory(place).finished
+        document = execute(
             plan,
             place,
             resume=resume,
@@ -155,3 +250,7 @@ def _follow(plan: Plan, place: Path, resume: bool, checkpoint_seconds: float, ev
             on_row=on_row,
             on_round=progress.round,
         )
+        if finished and board is not None:  # nothing was trained, so no row was told
+            for row in document["metrics"]:
+                board.row(row)
+        return document

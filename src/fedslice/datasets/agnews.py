@@ -19,6 +19,8 @@ from fedslice.datasets.images import folder
 from fedslice.errors import UserError
 
 CLASSES = 4
+MAX_BYTES = 1 << 26
+"""Limit of an unpacked file; the official training file has 29 million bytes."""
 
 _FOLDERS = ("", "ag_news_csv", "ag_news", "agnews")
 _TRAIN, _PART, _TEST = "train.csv", "train_subset.csv", "test.csv"
@@ -72,7 +74,7 @@ def _find(place: Path, name: str) -> Path | None:
 
 
 def _articles(file: Path, header: bool) -> Articles:
-    place, raw = packed.load(file)
+    place, raw = packed.load(file, MAX_BYTES)
     try:
         content = raw.decode()
     except UnicodeDecodeError as error:

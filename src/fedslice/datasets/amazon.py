@@ -23,6 +23,9 @@ USERS = 1870
 ITEMS = 33136
 """Rows of the item table, with row 0 for padding."""
 
+MAX_BYTES = 1 << 26
+"""Limit of an unpacked file; the authors' training part has 12 million bytes."""
+
 _SUFFIXES = (".tsv.gz", ".tsv", "")
 _FOLDERS = ("", "amazon_electronics_fedsubavg", "central_data")
 _USER_FOLDERS = ("", "users", "user_data/users")
@@ -102,7 +105,7 @@ def _per_user(folder: Path) -> list[Path]:
 
 
 def _read_rows(files: Sequence[Path]) -> Rows:
-    texts = [packed.load(file)[1].rstrip(b"\r\n") for file in files]
+    texts = [packed.load(file, MAX_BYTES)[1].rstrip(b"\r\n") for file in files]
     rows = _rows_fast(b"\n".join(texts))
     if rows is None:  # something is wrong: find the first bad line
         rows = _rows_slow(zip(files, texts, strict=True))

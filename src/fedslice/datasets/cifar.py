@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.datasets import pickled
-from fedslice.datasets.images import Images, checked, folder, load
+from fedslice.datasets import packed, pickled
+from fedslice.datasets.images import Images, checked, folder
 from fedslice.errors import UserError, unknown
 
 SHAPE = (3, 32, 32)
+MAX_BYTES = 1 << 28
+"""Limit of a file; the largest official one, the python file of CIFAR-100, has 155 million bytes."""
 
 _PIXELS = 3 * 32 * 32
 
@@ -86,7 +88,7 @@ _Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def _binary(file: Path, layout: _Layout) -> _Batch:
-    raw = load(file)
+    raw = packed.file(file, MAX_BYTES)
     record = layout.before + 1 + _PIXELS
     if not raw or len(raw) % record:
         raise UserError(
@@ -98,7 +100,7 @@ def _binary(file: Path, layout: _Layout) -> _Batch:
 
 
 def _python(file: Path, layout: _Layout) -> _Batch:
-    content = pickled.plain(f"{file}", load(file))
+    content = pickled.plain(f"{file}", packed.file(file, MAX_BYTES))
     found: dict[str, Any] = content if isinstance(content, dict) else {}
     data, labels = found.get("data"), found.get(layout.key)
     if not isinstance(data, np.ndarray) or data.ndim != 2 or not len(data) or data.shape[1] != _PIXELS:

@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.datasets.images import Images, checked, folder, load
+from fedslice.datasets import packed
+from fedslice.datasets.images import Images, checked, folder
 from fedslice.errors import UserError, unknown
 
 SIDE = 28
 CLASSES = 10
+MAX_BYTES = 1 << 26
+"""Limit of an unpacked file; the largest official one has 47 million bytes."""
 
 _FOLDERS = {"MNIST": ("mnist", "MNIST/raw", ""), "Fashion-MNIST": ("fashion-mnist", "FashionMNIST/raw", "")}
 _PARTS = ("train", "t10k")
@@ -61,7 +64,7 @@ def _file(place: Path, name: str) -> Path:
 
 def _values(file: Path, dimensions: int) -> NDArray[np.uint8]:
     """The values in their shape; what the header claims is compared with what is there before it is used."""
-    raw = load(file)
+    raw = packed.file(file, MAX_BYTES)
     start = 4 + 4 * dimensions
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if len(raw) < start or raw[:4] != magic:

@@ -1,9 +1,7 @@
-"""What readers of image sets share: the samples, the bytes of a file, and where the files lie."""
+"""What readers of image sets share: the samples, their classes, and where the files lie."""
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedslice.errors import UserError
-
-MAX_BYTES = 1 << 28
-"""The largest file of these sets has 155 million bytes: far more is a mistake or made to fill the memory."""
-
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,25 +30,6 @@ class Images:
     def joined(cls, parts: Sequence[Images]) -> Images:
         """The samples of all parts, end to end."""
         return cls(np.concatenate([part.image for part in parts]), np.concatenate([part.label for part in parts]))
-
-
-def load(file: Path) -> bytes:
-    """A file's bytes, unpacked if it ends in .gz; block by block, so that a small archive cannot fill the memory."""
-    blocks: list[bytes] = []
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            while len(blocks) * _BLOCK_BYTES <= MAX_BYTES and (block := stream.read(_BLOCK_BYTES)):
-                blocks.append(block)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(
-            f"{file} cannot be read as a gzip archive ({error}), expected the whole archive; fetch it again."
-        ) from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror or error}); check it and its permissions.") from error
-    raw = b"".join(blocks)
-    if len(raw) > MAX_BYTES:
-        raise UserError(f"{file} has more than {MAX_BYTES:,} bytes, expected far less; fetch the official file.")
-    return raw
 
 
 def folder(path: Path, inner: Iterable[str], sign: Iterable[str], name: str) -> Path:

@@ -4,14 +4,13 @@ import csv
 import io
 import re
 from collections.abc import Container, Iterator
+from typing import Any
 
 import polars as pl
 
 from fedslice.errors import UserError
 
-MAX_BYTES = 2 * 1024**3
-"""No file of these data sets comes near this size: a larger one is a mistake or made to fill the memory."""
-
+_ARCHIVES = (b"\x1f\x8b", b"x\x01", b"x^", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")  # gzip, four levels of zlib, zstd
 _WHOLE = re.compile(rb" *[+-]?[0-9]{1,18}")
 
 
@@ -23,13 +22,23 @@ def whole(text: bytes, allowed: Container[int]) -> int | None:
     return value if value in allowed else None
 
 
-def table(raw: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame | None:
-    """Lines of columns separated by tabs, or None if any of them is not as it should be."""
+def read_csv(raw: bytes, schema: dict[str, Any], **options: Any) -> pl.DataFrame | None:
+    """The lines of a CSV without a header as a table, or None if polars cannot read them.
+
+    What begins like an archive is not given to polars, which would unpack it by itself and to any size.
+    """
+    if raw.startswith(_ARCHIVES):
+        return None
     try:
-        frame = pl.read_csv(raw, separator="\t", has_header=False, quote_char=None, schema=schema)
+        return pl.read_csv(raw, has_header=False, schema=schema, **options)
     except pl.exceptions.PolarsError:
         return None
-    return None if not len(frame) or any(column.null_count() for column in frame) else frame
+
+
+def table(raw: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame | None:
+    """Lines of columns separated by tabs, or None if any of them is not as it should be."""
+    frame = read_csv(raw, schema, separator="\t", quote_char=None)
+    return None if frame is None or not len(frame) or any(column.null_count() for column in frame) else frame
 
 
 def quoted(place: str, text: str, expected: str) -> Iterator[tuple[int, list[str]]]:

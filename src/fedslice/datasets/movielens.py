@@ -5,24 +5,23 @@ of the two with the movie. So the reader returns exactly these, as indices. Occu
 genres have to be there and are left alone.
 """
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from struct import error as StructError
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedslice.datasets import lines
+from fedslice.datasets import lines, packed
 from fedslice.errors import UserError, unknown
 
 AGES = (1, 18, 25, 35, 45, 50, 56)
 """The lower ends of MovieLens-1M's age groups; the years of MovieLens-100K are put into the same groups."""
+
+MAX_BYTES = 1 << 26
+"""Limit of an unpacked file; the largest official one, the ratings of MovieLens-1M, has 25 million bytes."""
 
 _GENDERS = {b"F": 0, b"M": 1}
 _HIGHEST = 10**18 - 1
@@ -166,7 +165,7 @@ def _search(path: Path, layout: _Layout) -> tuple[Path, str] | None:
 
 def _holds(container: Path, name: str) -> bool:
     if container.is_file():
-        with _archive(container) as archive:
+        with packed.opened(container) as archive:
             return name in archive.namelist()
     return (container / name).is_file()
 
@@ -177,45 +176,9 @@ def _load(container: Path, name: str) -> _Source:
     if not _holds(container, name):
         raise UserError(f"{place} is missing, expected it beside the other files of the data set; fetch it again.")
     if container.is_dir():
-        try:
-            _check_size(place, (container / name).stat().st_size)
-            return _Source(place, (container / name).read_bytes())
-        except OSError as error:
-            raise UserError(f"{place} cannot be read ({error.strerror}); check its permissions.") from error
-    with _archive(container) as archive:
-        info = archive.getinfo(name)
-        _check_size(place, info.file_size)
-        with archive.open(info) as member:
-            return _Source(place, member.read(info.file_size))
-
-
-def _check_size(place: str, size: int) -> None:
-    if size > lines.MAX_BYTES:
-        raise UserError(
-            f"{place} claims {size:,} bytes, expected at most {lines.MAX_BYTES:,}; fetch the official file again."
-        )
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The opened zip; whatever zipfile raises over a damaged one becomes one sentence."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        StructError,
-        EOFError,
-        OSError,
-        OverflowError,
-        RuntimeError,  # encrypted, or a compression method nobody uses (NotImplementedError)
-        UnicodeDecodeError,
-    ) as error:
-        raise UserError(
-            f"{path} cannot be read as a zip archive ({str(error) or type(error).__name__}), "
-            "expected the official zip of MovieLens; fetch it again."
-        ) from error
+        return _Source(place, packed.file(container / name, MAX_BYTES))
+    with packed.opened(container) as archive:
+        return _Source(place, packed.member(archive, name, MAX_BYTES))
 
 
 # --- what is in them ---------------------------------------------------------------------------------------

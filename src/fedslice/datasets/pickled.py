@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from fedslice.errors import UserError
 
+MAX_STEPS = 1 << 20
+"""Limit of a pickle's instructions, one byte of which can take a hundred; the largest official file has 0.2 million."""
+
 
 def plain(place: str, raw: bytes) -> Any:
     """What the pickle holds: numbers, None, texts, lists, tuples, dictionaries by `str` and uint8 arrays in them.
@@ -72,9 +75,11 @@ class _Machine:
     memo: dict[int, Any] = field(default_factory=dict)
 
     def run(self, raw: bytes) -> Any:
-        for code, argument, _ in pickletools.genops(raw):
+        for number, (code, argument, _) in enumerate(pickletools.genops(raw)):
             if code.name == "STOP":
                 break
+            if number == MAX_STEPS:
+                raise _RefusedError(f"more than {MAX_STEPS:,} instructions")
             self._step(code.name, argument)
         return self._pop()
 

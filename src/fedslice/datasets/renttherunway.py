@@ -16,6 +16,8 @@ from fedslice.datasets import lines, packed, text
 from fedslice.errors import UserError
 
 FILE = "renttherunway_final_data.json.gz"
+MAX_BYTES = 1 << 28
+"""Limit of the unpacked file; the official one has about 120 million bytes."""
 
 _SUFFIXES = (".json.gz", ".json")
 _ROW = "one JSON object per line"
@@ -35,7 +37,7 @@ def read(path: Path, at_least: int = 10, tokens: int | None = None) -> Reviews:
     The folder holds a `.json.gz` or `.json`, itself or in a subfolder `renttherunway`. Texts are cut after
     `tokens` words.
     """
-    place, raw = packed.load(_locate(path))
+    place, raw = packed.load(_locate(path), MAX_BYTES)
     rows: list[tuple[str, bool, str]] = []
     unrated = 0
     for line, content in enumerate(raw.rstrip(b"\r\n").split(b"\n"), start=1):

@@ -17,6 +17,8 @@ MORE_THAN = 40
 
 FILE = "training.1600000.processed.noemoticon.csv"
 ARCHIVE = "trainingandtestdata.zip"
+MAX_BYTES = 1 << 29
+"""Limit of the unpacked file; the official one has 239 million bytes."""
 
 _COLUMNS = ("polarity", "id", "date", "query", "user", "text")
 _ROW = f"6 columns separated by commas: {', '.join(_COLUMNS)}"
@@ -28,7 +30,7 @@ def read(path: Path, tokens: int | None = None) -> text.Texts:
 
     The folder may hold them in a subfolder `sent140`. Texts are cut after `tokens` words.
     """
-    place, raw = packed.load(_locate(path), FILE)
+    place, raw = packed.load(_locate(path), MAX_BYTES, FILE)
     raw = raw.rstrip(b"\r\n")
     tweets = _tweets_fast(raw)
     if tweets is None:  # something is wrong: find the first bad line
@@ -59,13 +61,8 @@ def _tweets_fast(raw: bytes) -> pl.DataFrame | None:
 
     A reader of CSV forgives stray quotes, so they are counted: two around each field, two for each one inside.
     """
-    try:
-        frame = pl.read_csv(
-            raw.decode("latin-1").encode(),
-            has_header=False,
-            schema=dict.fromkeys(_COLUMNS, pl.String),
-        )
-    except pl.exceptions.PolarsError:
+    frame = lines.read_csv(raw.decode("latin-1").encode(), dict.fromkeys(_COLUMNS, pl.String))
+    if frame is None:
         return None
     inside = sum(int(column.str.count_matches('"', literal=True).sum()) for column in frame)
     if raw.count(b'"') != 12 * len(frame) + 2 * inside:

@@ -102,10 +102,9 @@ def _blocks(file: Path) -> Iterator[pl.DataFrame]:
 
 def _block(file: Path, done: int, raw: bytes) -> pl.DataFrame:
     """The lines of one block, the first of which is line ``done + 1`` of the file; or the first bad one by name."""
-    try:
-        frame = pl.read_csv(raw, has_header=False, quote_char=None, schema=_SCHEMA)
-    except pl.exceptions.PolarsError:
-        raise _first_bad(file, done, raw) from None
+    frame = lines.read_csv(raw, _SCHEMA, quote_char=None)
+    if frame is None:
+        raise _first_bad(file, done, raw)
     numbers = frame.select("user", "item", "category", "time")
     complete = len(frame) == raw.count(b"\n") + 1 and not any(column.null_count() for column in frame)
     if not complete or min(column.min() for column in numbers) < 0:  # type: ignore[type-var, operator]

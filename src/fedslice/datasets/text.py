@@ -21,6 +21,9 @@ from fedslice.datasets import lines, packed
 USER, URL = "<user>", "<url>"
 """Words that stand for any user name and any address; GloVe's Twitter vectors know them by the same names."""
 
+MAX_GLOVE_BYTES = 1 << 24
+"""Limit of a file of vectors, for each dimension; the official Twitter vectors have about 10 million bytes."""
+
 _URL = r"(?:https?://|www\.)\S*"
 _USER = r"@[a-z0-9_]+"
 _WORD = f"{USER}|{URL}|[a-z]+"
@@ -96,7 +99,7 @@ def glove(path: Path, words: pl.Series, dim: int) -> tuple[NDArray[np.float32], 
 
     Lines are a word and `dim` numbers, separated by single spaces; the file may be gzip, or the official zip.
     """
-    place, raw = packed.load(path, f"glove.twitter.27B.{dim}d.txt")
+    place, raw = packed.load(path, dim * MAX_GLOVE_BYTES, f"glove.twitter.27B.{dim}d.txt")
     raw = raw.rstrip(b"\r\n")
     found = _vectors_fast(raw, dim)
     if found is None:  # something is wrong: find the first bad line
@@ -116,9 +119,8 @@ _Vectors = tuple[pl.Series, NDArray[np.float32]]
 def _vectors_fast(raw: bytes, dim: int) -> _Vectors | None:
     """All words and vectors, or None if any line is not as it should be."""
     schema: dict[str, type[pl.DataType]] = {"word": pl.String, **{f"{i}": pl.Float32 for i in range(dim)}}
-    try:
-        frame = pl.read_csv(raw, separator=" ", has_header=False, quote_char=None, schema=schema)
-    except pl.exceptions.PolarsError:
+    frame = lines.read_csv(raw, schema, separator=" ", quote_char=None)
+    if frame is None:
         return None
     vectors = frame.drop("word").to_numpy()
     return (frame["word"], vectors) if np.isfinite(vectors).all() else None  # a missing number reads as NaN

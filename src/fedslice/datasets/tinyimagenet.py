@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import io
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
-from fedslice.datasets import lines
+from fedslice.datasets import lines, packed
 from fedslice.datasets.images import Images, folder
 from fedslice.errors import UserError
 
@@ -29,14 +26,13 @@ ARCHIVE = "tiny-imagenet-200.zip"
 MAX_IMAGES = 200_000
 """The official set has 110,000: far more are a mistake or made to fill the memory."""
 MAX_FILE_BYTES = 1 << 22
-"""The largest file that is read, the annotations, has 300 thousand bytes."""
+"""Limit of a file; the largest that is read, the annotations, has 300 thousand bytes."""
 
 _NAME = "Tiny ImageNet"
 _INNER = ("", "tiny-imagenet-200", "tiny-imagenet", "tiny-imagenet/tiny-imagenet-200")
 _SIGN, _ANNOTATIONS = "wnids.txt", "val/val_annotations.txt"
 _TRAIN = re.compile(r"train/([^/]+)/images/[^/]+\.JPEG")
 _CLASS, _FILE = re.compile(r"n[0-9]{8}"), re.compile(r"\w+\.JPEG")
-_BROKEN = (EOFError, zlib.error, zipfile.BadZipFile, RuntimeError)  # RuntimeError: an encrypted zip
 
 _Listed = list[tuple[str, int]]  # file and class of each image
 
@@ -63,26 +59,14 @@ class _Files:
 
     place: str
     images: Sequence[str]  # every training image
-    open: Callable[[str], IO[bytes]]
+    holds: Callable[[str], bool]
+    read: Callable[[str], bytes]
 
     def load(self, name: str) -> bytes:
-        """A file's bytes, if they are not far too many."""
-        try:
-            with self.open(name) as stream:
-                raw = stream.read(MAX_FILE_BYTES + 1)
-        except (FileNotFoundError, KeyError) as error:  # of a folder, and of a zip
-            raise UserError(f"{self.place}/{name} is missing, expected it in the official layout; fetch it.") from error
-        except _BROKEN as error:
-            raise UserError(f"{self.place}/{name} cannot be read ({error}); fetch the archive again.") from error
-        except OSError as error:
-            raise UserError(
-                f"{self.place}/{name} cannot be read ({error.strerror or error}); check it and its permissions."
-            ) from error
-        if len(raw) > MAX_FILE_BYTES:
-            raise UserError(
-                f"{self.place}/{name} has more than {MAX_FILE_BYTES:,} bytes, expected far less; fetch the set again."
-            )
-        return raw
+        """A file's bytes."""
+        if not self.holds(name):
+            raise UserError(f"{self.place}/{name} is missing, expected it in the official layout; fetch it.")
+        return self.read(name)
 
     def lines(self, name: str) -> Iterator[tuple[int, str]]:
         """A text file's lines, numbered from 1."""
@@ -95,21 +79,25 @@ def _opened(path: Path) -> Iterator[_Files]:
     if not zipped:
         root = folder(path, _INNER, (_SIGN,), _NAME)
         names = [file.relative_to(root).as_posix() for file in root.glob("train/*/images/*.JPEG")]
-        yield _Files(f"{root}", names, lambda name: (root / name).open("rb"))
+        yield _Files(
+            f"{root}",
+            names,
+            lambda name: (root / name).exists(),
+            lambda name: packed.file(root / name, MAX_FILE_BYTES),
+        )
         return
-    try:
-        archive = zipfile.ZipFile(zipped[0])
-    except (*_BROKEN, OSError) as error:
-        raise UserError(
-            f"{zipped[0]} cannot be read as a zip archive ({error}), expected the whole archive; fetch it again."
-        ) from error
-    with archive:
-        names = archive.namelist()
-        top = next((name.removesuffix(_SIGN) for name in names if name.split("/")[-1] == _SIGN), None)
+    with packed.opened(zipped[0]) as archive:
+        listed = archive.namelist()
+        top = next((name.removesuffix(_SIGN) for name in listed if name.split("/")[-1] == _SIGN), None)
         if top is None:
             raise UserError(f"{zipped[0]} holds no {_SIGN}; give the official archive of {_NAME}, {ARCHIVE}.")
-        inside = [name.removeprefix(top) for name in names if name.startswith(top)]
-        yield _Files(f"{zipped[0]}", inside, lambda name: archive.open(top + name))
+        inside = {name.removeprefix(top) for name in listed if name.startswith(top)}
+        yield _Files(
+            f"{zipped[0]}",
+            [*inside],
+            inside.__contains__,
+            lambda name: packed.member(archive, top + name, MAX_FILE_BYTES),
+        )
 
 
 def _classes(files: _Files) -> dict[str, int]:

@@ -14,7 +14,7 @@ from fedslice.errors import UserError
 from fedslice.local.head import deep, head
 from fedslice.local.sgd import SGD
 from fedslice.slice import Values
-from fedslice.task import Task, evaluating
+from fedslice.task import Loss, Task, evaluating
 from fedslice.work import Work
 
 Pass = Callable[[Values, dict[str, Tensor]], Any]  # parameters and features to one tensor or several
@@ -24,10 +24,12 @@ class Trained(NamedTuple):
     """The end of local training: values on the layout, and each client's mean loss over its steps.
 
     Beside the model are the values that the local method trains besides (``SGD.beside``), under names of their own.
+    ``squares`` is the mean squared loss of the samples that a client trained on, if the work asks for it.
     """
 
     end: Values
     losses: Tensor
+    squares: Tensor | None = None
 
 
 class Engine(Protocol):
@@ -38,6 +40,25 @@ class Engine(Protocol):
     def train(self, task: Task, local: SGD, work: Work) -> Trained:
         """Run every client's local steps."""
         ...
+
+
+class _Noted:
+    """The task's loss, with the losses of the samples that it was first asked for: the step's own batch."""
+
+    def __init__(self, loss: Loss):
+        self._loss = loss
+        self.first: Tensor | None = None
+
+    def __call__(self, output: Tensor, label: Tensor) -> Tensor:
+        each = self._loss(output, label)
+        if self.first is None:
+            self.first = each.detach()
+        return each
+
+    def squared(self, real: Tensor) -> Tensor:
+        """The sum over each client's samples [clients], of which those are ``real`` [clients, batch]."""
+        assert self.first is not None, "a local method trains on its batch"
+        return self.first.view(real.shape).square().masked_fill(~real, 0).sum(1)
 
 
 class Network:
@@ -93,13 +114,17 @@ def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) ->
     own: set[str] = set()  # whose values are nobody else's, and may be changed in place
     velocity: Values = {}
     history: list[Tensor] = []
+    squares: list[Tensor] = []
     for s, batch in enumerate(work.steps()):
         still = {name: flags for name, flags in local.still(work, s).items() if bool(flags.any())}
         fixed = {name for name, flags in still.items() if bool(flags.all())}
         now = {name: value.detach().requires_grad_(name not in fixed) for name, value in now.items()}
         names = [name for name in now if name not in fixed]
         moving = [now[name] for name in names]
-        losses = local.objective(forward, task.loss, now, batch, work, s)
+        loss = _Noted(task.loss) if work.squares else task.loss
+        losses = local.objective(forward, loss, now, batch, work, s)
+        if isinstance(loss, _Noted):
+            squares.append(loss.squared(work.real[:, s]))
         gradient = _gradient(losses, moving)
         history.append(losses.detach())
         idle = ~active[:, s] if uneven else None
@@ -119,7 +144,8 @@ def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) ->
                     now[name] = now[name].add(step, alpha=-rate)
                     own.add(name)
     end = {name: value.detach() for name, value in now.items()}
-    return Trained(end, (torch.stack(history, 1) * active).sum(1) / active.sum(1))
+    mean = (torch.stack(history, 1) * active).sum(1) / active.sum(1)
+    return Trained(end, mean, torch.stack(squares, 1).sum(1) / work.real.sum((1, 2)) if squares else None)
 
 
 def _gradient(losses: Tensor, moving: list[Tensor]) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fedslice.engines.base import Engine
 from fedslice.engines.sequential import Sequential
-from fedslice.engines.vectorized import Vectorized
+from fedslice.engines.vectorized import NotVectorizableError, Vectorized
 from fedslice.errors import unknown
 from fedslice.local.sgd import SGD
 from fedslice.task import Task
@@ -85,9 +85,8 @@ def _kind(name: str, cost: _Cost, spilled: int, task: Task, local: SGD, work: Wo
         return Sequential, f"{what} what vectorising spares", False
     try:
         Vectorized().train(task, local, work.first(1))
-    except RuntimeError as error:
-        first = str(error).strip().splitlines()[0]
-        return Sequential, f"vmap cannot carry this model ({first})", True
+    except NotVectorizableError as error:
+        return Sequential, f"vmap cannot carry this model ({error.reason})", True
     return Vectorized, "many small operations", False
 
 

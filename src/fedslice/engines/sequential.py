@@ -25,7 +25,8 @@ class Sequential:
         """Each client in turn."""
         done = [descend(_lift, task, local, _alone(work, c)) for c in range(len(work.clients))]
         end = {name: _joined([each.end[name] for each in done]) for name in done[0].end}
-        return Trained(end, torch.cat([each.losses for each in done]))
+        squares = [each.squares for each in done if each.squares is not None]
+        return Trained(end, torch.cat([each.losses for each in done]), torch.cat(squares) if squares else None)
 
 
 def _lift(function: Pass) -> Pass:

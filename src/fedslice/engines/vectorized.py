@@ -6,9 +6,21 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedslice.engines.base import Pass, Trained, descend
+from fedslice.errors import UserError
 from fedslice.local.sgd import SGD
 from fedslice.task import Task
 from fedslice.work import Work
+
+
+class NotVectorizableError(UserError):
+    """A model that trains client by client, but not under ``vmap``; ``reason`` is PyTorch's."""
+
+    def __init__(self, model: str, error: RuntimeError):
+        self.reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(" .")
+        super().__init__(
+            f"{model} cannot train with engine=vectorized ({self.reason}); use engine=sequential, or auto, which finds "
+            "out by itself."
+        )
 
 
 class Vectorized:
@@ -31,4 +43,7 @@ class Vectorized:
             batched = vmap(one, randomness="different")
             return lambda parameters, features: batched(*parameters.values(), *features.values())
 
-        return descend(lift, task, local, work)
+        try:
+            return descend(lift, task, local, work)
+        except RuntimeError as error:  # one client's step has been run in plain PyTorch before (see choose)
+            raise NotVectorizableError(type(task.module).__name__, error) from error

@@ -25,7 +25,7 @@ class FedBABU(SGD):
 
     def setup(self, world: World) -> None:
         """Find the head."""
-        self._head = head(world.task).parameters(world.task)
+        self._head = head(world.task, f"local={self.label}").parameters(world.task)
 
     def still(self, work: Work, s: int) -> Mapping[str, Tensor]:  # noqa: ARG002
         """The head of everyone."""

@@ -69,7 +69,7 @@ class FedGen(SGD):
 
     def setup(self, world: World) -> None:
         """Count the labels, and begin with an untrained generator."""
-        last = class_head(world.task, least=2)
+        last = class_head(world.task, least=2, method=f"local={self.label}")
         self._seed, self._loss = world.seed, world.task.loss
         label = world.task.federation.train.label.cpu()
         self._server = len(world.task.federation)  # draws as a client would, under a number that no client has

@@ -40,7 +40,7 @@ class FedNTD(SGD):
 
     def setup(self, world: World) -> None:
         """With two classes there is one wrong one, and nothing to be said of it."""
-        class_head(world.task, least=3)
+        class_head(world.task, least=3, method=f"local={self.label}")
 
     def objective(
         self,

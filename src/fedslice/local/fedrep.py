@@ -41,7 +41,7 @@ class FedRep(SGD):
 
     def setup(self, world: World) -> None:
         """Find the head."""
-        self._head = head(world.task).parameters(world.task)
+        self._head = head(world.task, f"local={self.label}").parameters(world.task)
 
     def still(self, work: Work, s: int) -> Mapping[str, Tensor]:
         """The body while the client is with its head, then the head."""

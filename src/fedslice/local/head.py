@@ -23,8 +23,8 @@ class Head(NamedTuple):
         return [key for key in (f"{self.name}.weight", f"{self.name}.bias") if key in task.shapes]
 
 
-def head(task: Task) -> Head:
-    """The last Linear layer in the order of the module."""
+def head(task: Task, method: str = "the local method") -> Head:
+    """The last Linear layer in the order of the module; ``method`` names in an error what needs it."""
     found = [
         name
         for name, part in task.module.named_modules()
@@ -32,24 +32,27 @@ def head(task: Task) -> Head:
     ]
     if not found:
         raise UserError(
-            f"{type(task.module).__name__} has no Linear layer of its own that is trained, and the local method needs "
-            "the features that enter the last one; use local=sgd."
+            f"{type(task.module).__name__} has no Linear layer of its own that is trained, and {method} needs the "
+            "features that enter the last one; choose another model, or local=sgd."
         )
     classes, features = task.shapes[f"{found[-1]}.weight"]
     return Head(found[-1], features, classes)
 
 
-def class_head(task: Task, least: int) -> Head:
+def class_head(task: Task, least: int, method: str) -> Head:
     """The last Linear layer of a task whose labels are the numbers of its outputs, at least so many."""
-    last = head(task)
+    last = head(task, method)
     label = task.federation.train.label
     whole = not label.is_floating_point() and label.dim() == 1
     if not whole or int(label.min()) < 0 or int(label.max()) >= last.classes or last.classes < least:
-        kind = f"from {int(label.min())} to {int(label.max())}" if whole else f"{label.dtype} {list(label.shape[1:])}"
+        if whole:
+            kind = f"whole numbers from {int(label.min())} to {int(label.max())}"
+        else:
+            kind = f"{label.dtype} {list(label.shape[1:])}".removeprefix("torch.").removesuffix(" []") + " numbers"
         raise UserError(
-            f"the last Linear layer {last.name!r} has {last.classes} outputs and the labels are {kind}; the local "
-            f"method needs labels that are class numbers, and an output for each of at least {least} classes: use "
-            "local=sgd."
+            f"{method} needs labels that are class numbers, and an output of the last Linear layer for each of at "
+            f"least {least} classes, but task {task.name!r} has {kind} as labels and {last.name!r} has "
+            f"{last.classes} outputs; choose another task, or local=sgd."
         )
     return last
 

@@ -38,7 +38,7 @@ class Moon(Remembering):
     def setup(self, world: World) -> None:
         """Find the layer, and where everyone begins."""
         super().setup(world)
-        head(world.task)
+        head(world.task, f"local={self.label}")
         self._first = {name: value.to(world.device) for name, value in world.task.initial(world.seed).items()}
 
     def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:

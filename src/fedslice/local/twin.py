@@ -49,12 +49,24 @@ class Twin(SGD):
         """v."""
         aside = layout.gather(self._first)
         for name, first in aside.items():
-            memory = self._store.get(f"{OWN}{name}", clients)
-            if memory is not None:
-                everywhere = Slice.whole(len(clients), layout.shapes, [name])
-                last = layout.only([name]).pick({name: memory[0]}, everywhere)[name]
-                aside[name] = torch.where(memory[1].view(-1, *[1] * (last.dim() - 1)), last, first)
+            if (found := self._remembered(name, clients, layout)) is not None:
+                aside[name] = torch.where(found[1], found[0], first)
         return aside
+
+    def _remembered(self, name: str, clients: Tensor, layout: Slice) -> tuple[Tensor, Tensor] | None:
+        """A parameter of v on the layout, and where v is known (broadcasts); ``None`` if nobody's is."""
+        memory, part = self._store.get(f"{OWN}{name}", clients), layout.only([name])
+        if memory is not None:
+            whole = Slice.whole(len(clients), layout.shapes, [name])
+            last = part.pick({name: memory[0]}, whole)[name]
+            return last, memory[1].view(-1, *[1] * (last.dim() - 1))
+        rows = self._store.get_rows(f"{OWN}{name}", clients)
+        if rows is None or not rows[1].shape[1]:
+            return None
+        own = part.replace({name: rows[0]})
+        all_rows = layout.axes[name][0] is None
+        last = own.spread(name, rows[1]) if all_rows else part.pick({name: rows[1]}, own)[name]
+        return last, own.inside(part, name).to(last.device)
 
     def beside(self, work: Work) -> Values:
         """v, to be trained."""
@@ -77,10 +89,14 @@ class Twin(SGD):
         return super().direction(gradient, own, start, {})
 
     def keep(self, work: Work, end: Values, fine: Tensor) -> None:
-        """v."""
+        """v; of a table the client's own rows, where it does not hold them all."""
+        clients = work.clients[fine]
         for name in work.aside:
-            whole = work.layout.spread(name, end[f"{OWN}{name}"])
-            self._store.put(f"{OWN}{name}", work.clients[fine], whole[fine])
+            axis, own = work.layout.axes[name][0], end[f"{OWN}{name}"][fine]
+            if axis is None:
+                self._store.put(f"{OWN}{name}", clients, own)
+            else:
+                self._store.put_rows(f"{OWN}{name}", clients, axis.ids[fine], axis.mask[fine], own)
 
     def personal(self, clients: Tensor, layout: Slice, start: Values) -> Values:
         """v, where the client holds it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 class Variates(Corrected):
     """c on the server, c_i with every client, and steps along g + (c − c_i) (Karimireddy et al. 2020, option II).
 
-    After its round c_i⁺ = c_i − c + (X − x)/(I·γ), and c += Σ (c_i⁺ − c_i)/N on the server.
+    After its round c_i⁺ = c_i − c + (X − x)/(I·γ), and c += Σ w_i·(c_i⁺ − c_i)/W on the server, with the weights w_i of
+    the merge, of which W is the sum over all N clients: c = Σ w_i·c_i/W, which is their plain mean if all weigh alike.
     """
 
     def setup(self, world: World) -> None:
         """c = 0, and every c_i = 0."""
         super().setup(world)
         self._clients = len(world.task.federation)
+        self._combine = world.recipe.combine
         shapes, self._dtype = world.task.shapes, world.dtype
         self._variate = {name: torch.zeros(s, dtype=self._dtype, device=world.device) for name, s in shapes.items()}
 
@@ -42,10 +45,19 @@ class Variates(Corrected):
         variate = exchanged.gather(self._variate)
         return {name: c - self.recall("variate", name, clients, exchanged)[0] for name, c in variate.items()}
 
+    @cached_property
+    def _population(self) -> float:
+        """W, which is summed once: a round must not look at every client."""
+        return float(self._combine.weigh(torch.arange(self._clients)).sum())
+
     def report(self, work: Work, end: Values) -> Values:
-        """c_i⁺ − c_i = (X − x)/(I·γ) − c."""
+        """N·w_i/W times c_i⁺ − c_i = (X − x)/(I·γ) − c."""
         now = work.layout.only(work.aside).gather(self._variate)
-        return {name: _moved(work, end, name) - variate for name, variate in now.items()}
+        share = self._clients * self._combine.weigh(work.clients) / self._population
+        return {
+            name: (_moved(work, end, name) - variate) * share.to(variate).view(-1, *[1] * (variate.dim() - 1))
+            for name, variate in now.items()
+        }
 
     def keep(self, work: Work, end: Values, fine: Tensor) -> None:
         """c_i⁺ = (X − x)/(I·γ) − (c − c_i)."""
@@ -54,7 +66,7 @@ class Variates(Corrected):
             self.remember("variate", name, work, _moved(work, end, name) - difference, fine)
 
     def observe(self, end: RoundEnd) -> None:
-        """c += Σ (c_i⁺ − c_i)/N."""
+        """c += Σ (N·w_i/W)·(c_i⁺ − c_i)/N."""
         for name, (rows, values) in end.report.items():
             if rows is None:
                 self._variate[name].add_(values, alpha=1 / self._clients)

@@ -2,6 +2,17 @@
 
 from fedslice.measure.gradients import full_gradient, gradient_norms
 from fedslice.measure.heat import describe, histogram
-from fedslice.measure.scores import accuracy, auc
+from fedslice.measure.scores import accuracy, auc, mae, rmse
+from fedslice.metrics import Metric
 
-__all__ = ["accuracy", "auc", "describe", "full_gradient", "gradient_norms", "histogram"]
+__all__ = [
+    "Metric",
+    "accuracy",
+    "auc",
+    "describe",
+    "full_gradient",
+    "gradient_norms",
+    "histogram",
+    "mae",
+    "rmse",
+]

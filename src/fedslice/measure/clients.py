@@ -12,10 +12,11 @@ from torch.func import vmap
 
 from fedslice.engines import Vectorized
 from fedslice.engines.choose import Choice
+from fedslice.metrics import Directions, Score, directions, lower_is_better, measured
 from fedslice.panel import Panel, histogram
 from fedslice.slice import Axis, Slice, Values
 from fedslice.tables import IndexSets
-from fedslice.task import Metric, Task, evaluating
+from fedslice.task import Task, evaluating
 
 LOSS = "loss"
 
@@ -34,6 +35,9 @@ Models = Callable[[Tensor, Mapping[str, Axis]], Own]
 def scores(task: Task, engine: Choice, models: Models) -> dict[str, Tensor]:
     """Metrics of the task, or the loss if it has none, by client: [clients] in float64, NaN without test samples.
 
+    Where a broken model (NaN, infinity) leaves a metric without a value, the score is infinitely bad: the client
+    counts.
+
     A metric is a function of all of a client's outputs and labels; the network runs for a chunk of clients at once, as
     in training. A model that compares the samples of a batch sees those of the client, the last of them more than once
     where others have more.
@@ -41,19 +45,23 @@ def scores(task: Task, engine: Choice, models: Models) -> dict[str, Tensor]:
     test = task.federation.test
     sizes = test.sizes.cpu()
     rows = [IndexSets(test, sets.features, sets.tables, sets.rows) for sets in task.index_sets]
-    metrics: Mapping[str, Metric] = task.metrics or {LOSS: lambda *both: float(task.loss(*both).double().mean())}
+    metrics: Mapping[str, Score] = task.metrics or {LOSS: lambda *both: float(task.loss(*both).double().mean())}
+    worst = {name: math.inf if lower else -math.inf for name, lower in directions(metrics).items()}
     out = {name: torch.full((len(sizes),), math.nan, dtype=torch.float64) for name in metrics}
     order = sizes.argsort(stable=True)  # clients with similar numbers of samples go together: less is filled up
     for some in order[sizes[order] > 0].split(engine.chunk):
         clients = some.to(test.offsets.device)
         named = [(sets, Axis.from_flat(*sets.of(clients))) for sets in rows]
-        own = models(clients, {name: axis for sets, axis in named for name in sets.tables})
-        found = list(_answers(task, engine, clients, named, own))
+        layout = models(clients, {name: axis for sets, axis in named for name in sets.tables})
+        found = list(_answers(task, engine, clients, named, layout))
         outputs, labels = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         for place, client in enumerate(some.tolist()):
             size = int(sizes[client])
+            own, label = outputs[place, :size], labels[place, :size]
+            broken = not bool(own.isfinite().all())
             for name, metric in metrics.items():
-                out[name][client] = metric(outputs[place, :size], labels[place, :size])
+                score = measured(name, metric, own, label)
+                out[name][client] = worst[name] if broken and math.isnan(score) else score
     return out
 
 
@@ -62,7 +70,7 @@ def _answers(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs and labels [clients, some of their samples, …], about ``eval_batch`` of them at a time."""
     test, together = task.federation.test, isinstance(engine.engine, Vectorized)
-    offsets, sizes = test.offsets[clients][:, None], test.sizes[clients][:, None]
+    offsets, sizes = test.offsets[clients][:, None], test.sizes_of(clients)[:, None]
     places = torch.arange(int(sizes.max()), device=clients.device)
     at_once = vmap(task.forward, randomness="different")
     with torch.no_grad(), evaluating(task.module):
@@ -87,18 +95,24 @@ def _in_turn(task: Task, own: Own, features: dict[str, Tensor]) -> Tensor:
     )
 
 
-def score_names(prefix: str, task: Task) -> list[str]:
-    """The columns of a task's scores by client."""
-    return [f"{prefix}_{name}{kind}" for name in task.metrics or (LOSS,) for kind in ("", "_weighted", "_worst")]
+def score_columns(prefix: str, task: Task) -> dict[str, bool]:
+    """Return the columns of a task's scores by client, and whether less of each is better."""
+    scored = directions(task.metrics) or {LOSS: True}
+    return {f"{prefix}_{name}{kind}": lower for name, lower in scored.items() for kind in ("", "_weighted", "_worst")}
 
 
-def columns(prefix: str, found: dict[str, Tensor], weights: Tensor) -> dict[str, float]:
-    """A run's columns of scores by client: their mean, that by test samples, and that of the worst tenth of clients."""
+def columns(
+    prefix: str, found: dict[str, Tensor], weights: Tensor, declared: Directions | None = None
+) -> dict[str, float]:
+    """Return a run's columns of scores by client: their mean, that by test samples, and that of the worst tenth.
+
+    ``declared`` says of which metrics less is better.
+    """
     out = {}
     for name, values in found.items():
         counted = _counted(name, values, weights)
-        own, weight = values[counted], weights[counted].double()
-        worst = own.sort(descending=name.endswith(LOSS)).values[: max(1, len(own) // 10)]
+        own, weight = values[counted].double(), weights[counted].double()
+        worst = own.sort(descending=lower_is_better(name, declared)).values[: max(1, len(own) // 10)]
         out[f"{prefix}_{name}"] = float(own.mean())
         out[f"{prefix}_{name}_weighted"] = float(weight @ own / weight.sum())
         out[f"{prefix}_{name}_worst"] = float(worst.mean())

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from fedslice.errors import unknown
+from fedslice.measure import clients
 from fedslice.measure.base import Instrument, Moment, Snapshot
 from fedslice.measure.classes import check_classes, class_accuracy
 from fedslice.measure.gradients import gradient_norms
 from fedslice.measure.personal import Personal, Stale, Tuned
 from fedslice.measure.trajectory import Trajectory
+from fedslice.metrics import directions
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.slice import Values
+from fedslice.task import Task
 from fedslice.work import Work
 
 INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
@@ -29,6 +32,16 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
 OF_CLIENTS = tuple(kind.label for kind in (Personal, Stale, Tuned))  # those that test clients one by one
 _SCORES = ("train_", "test_", *(f"{name}_" for name in OF_CLIENTS))
 _MEASURED = (*_SCORES, "gradient_", "elementwise_", "trajectory_")
+
+
+def score_columns(task: Task, measure: Sequence[str] = ()) -> dict[str, bool]:
+    """Return the scores that a run of this task logs, and whether less of each is better.
+
+    Scores of clients one by one are among them if ``measure`` names an instrument that tests those.
+    """
+    tested = {f"test_{name}": lower for name, lower in directions(task.metrics).items()}
+    of_clients = [clients.score_columns(label, task) for label in measure if label in OF_CLIENTS]
+    return {"train_loss": True, "test_loss": True, **tested, **{k: v for own in of_clients for k, v in own.items()}}
 
 
 def is_measured(column: str) -> bool:

@@ -21,6 +21,7 @@ from fedslice.errors import UserError
 from fedslice.local import SGD
 from fedslice.measure.base import Instrument, Moment
 from fedslice.measure.clients import Own, columns, panels, scores
+from fedslice.metrics import directions
 from fedslice.panel import Panel
 from fedslice.parts import World
 from fedslice.slice import Axis, Slice, Values
@@ -51,7 +52,7 @@ class Personal(Instrument):
     def measure(self, now: Moment) -> dict[str, float]:
         """Means over clients, plain, by test samples, and of the worst tenth."""
         self._scores = scores(now.world.task, now.engine, lambda clients, axes: self._own(now, clients, axes))
-        return columns(self.label, self._scores, self._samples)
+        return columns(self.label, self._scores, self._samples, directions(now.world.task.metrics))
 
     def clients(self) -> dict[str, Tensor]:
         """The newest scores by client."""

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from fedslice.codecs.subspace import flatten
-from fedslice.errors import UserError
 from fedslice.measure.base import Instrument, Moment
 from fedslice.panel import Cell, Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.slice import Values
+from fedslice.vectors import Vectors
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100)  # directions whose share of the energy is logged
 RANK = 50  # directions against which a new update is held, S4's R
-_MOST = 8 * 2**30  # bytes that the updates may take
 _TINY = 1e-14  # of the largest energy of a direction: less is rounding
 
 
@@ -29,29 +28,24 @@ class Trajectory(Instrument):
     """``trajectory_share_<k>`` of the energy of all updates lies in their first k singular directions.
 
     ``trajectory_residual`` of the last update's energy lies outside of the first 50 directions of those before it.
-    All updates are kept, in float32 and on the CPU, and are saved with every checkpoint.
+    All updates are kept, in float32: in a file of the run's folder, or see :class:`Vectors`.
     """
 
     def __init__(self) -> None:
-        self._updates: list[Tensor] = []
         self._gram = torch.zeros(0, 0, dtype=torch.float64)
         self._residuals: list[float] = []
 
     def setup(self, world: World) -> None:
         """Refuse a run whose updates do not fit."""
-        self._shapes = world.task.shapes
-        size = sum(shape.numel() for shape in self._shapes.values())
-        if world.rounds is not None and (need := 4 * world.rounds * size) > _MOST:
-            raise UserError(
-                f"measure=trajectory: {world.rounds:,} updates of {size:,} parameters take {need / 2**30:,.1f} GiB "
-                f"where {_MOST / 2**30:g} are allowed; give fewer rounds, or leave it out."
-            )
+        self._shapes, self._rounds = world.task.shapes, world.rounds
+        size, remedy = sum(shape.numel() for shape in self._shapes.values()), "give fewer rounds, or leave it out"
+        self._updates = Vectors("measure=trajectory", size, world.rounds, torch.float32, world.scratch, remedy)
 
     def observe(self, end: RoundEnd) -> None:
         """One more update: its products with all others, and how far it leaves their directions."""
-        self._updates.append(flatten(end.change, self._shapes).to("cpu", torch.float32))
-        wide = self._updates[-1].double()
-        row = torch.stack([update.double() @ wide for update in self._updates])
+        update = flatten(end.change, self._shapes).to("cpu", torch.float32)
+        self._updates.append(update)
+        row = self._updates.products(update)
         self._residuals.append(residual(self._gram, row[:-1], float(row[-1])))
         self._gram = torch.nn.functional.pad(self._gram, (0, 1, 0, 1))
         self._gram[-1], self._gram[:, -1] = row, row
@@ -81,15 +75,15 @@ class Trajectory(Instrument):
         ]
 
     def state_dict(self) -> Values:
-        """The updates one by one, for they may fill the memory, and what is known of them."""
-        state: Values = {f"update.{t}": update for t, update in enumerate(self._updates)}
+        """The updates, and what is known of them."""
+        state: Values = {f"update.{name}": value for name, value in self._updates.state_dict().items()}
         return state | {"gram": self._gram, "residuals": torch.tensor(self._residuals, dtype=torch.float64)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue with the updates saved."""
-        self._gram = state["gram"]
-        self._updates = [state[f"update.{t}"] for t in range(len(self._gram))]
-        self._residuals = state["residuals"].tolist()
+        """Continue with the updates saved. After the last round nobody asks for them."""
+        self._gram, self._residuals = state["gram"], state["residuals"].tolist()
+        updates = {k.removeprefix("update."): v for k, v in state.items() if k.startswith("update.")}
+        self._updates.load_state_dict(updates, read=self._rounds is None or len(self._gram) < self._rounds)
 
 
 def energies(gram: Tensor) -> Tensor:

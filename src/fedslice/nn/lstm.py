@@ -39,21 +39,23 @@ class LSTM(nn.Module):
         for values in self.parameters():
             nn.init.uniform_(values, -bound, bound)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The top layer's states [B, T, H] for x [B, T, input], and the one at each sample's last position [B, H].
 
-        What lies beyond a sample's length is not looked at and gives zeros. T may be 0, and so may any length: the
-        last state of nothing is zero.
+        What lies beyond a sample's length is not looked at and gives zeros; without lengths every position counts. T
+        may be 0, and so may any length: the last state of nothing is zero.
         """
         return self._run(True, x, lengths)
 
-    def last(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def last(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The state at each sample's last position alone, for a little less time."""
         return self._run(False, x, lengths)[1]
 
-    def _run(self, whole: bool, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, whole: bool, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             raise UserError(f"LSTM: x has shape {tuple(x.shape)}, expected [samples, positions, {self.input_size}].")
+        if lengths is None:
+            lengths = torch.full(x.shape[:1], x.shape[1], dtype=torch.int64, device=x.device)
         if lengths.shape != x.shape[:1] or lengths.is_floating_point():
             raise UserError(
                 f"LSTM: lengths have shape {tuple(lengths.shape)} and type {lengths.dtype}, expected one whole number "

@@ -12,6 +12,7 @@ import altair as alt
 
 from fedslice.compare import Target
 from fedslice.panel import Panel
+from fedslice.plot import DARK, LIGHT
 from fedslice.report.curves import Axis, Curves
 from fedslice.report.panels import floor, logarithmic, numeric
 from fedslice.report.tables import heading
@@ -21,12 +22,11 @@ Spec = dict[str, Any]
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]  # for which these definitions are made
 HEIGHT = 360
 
-# Petroff's ten colours, made to be told apart by colour-blind readers too; on a dark page the darkest are lighter.
-_LIGHT = "#3f90da #ffa90e #bd1f01 #94a4a2 #832db6 #a96b59 #e76300 #b9ac70 #717581 #92dadd"
-_DARK = "#3f90da #ffa90e #d62a08 #94a4a2 #9440cc #b27563 #f07010 #b9ac70 #7b7f8c #92dadd"
 _SHADES_LIGHT = ("#1d2129", "#545c69", "#e4e7ec")  # ink, soft ink, grid
 _SHADES_DARK = ("#e8eaee", "#a9b1bd", "#323843")
-_DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+_FULL = [1, 0]
+# Through the gaps of a dashed line one sees a line that it covers.
+_DASHES = ([8, 3], [3, 3], [10, 3, 2, 3], [5, 2], [2, 2], [12, 4], [6, 2, 2, 2, 2, 2], [4, 4], [10, 2, 4, 2])
 _FADED = 0.12
 _FAR = 10  # times: methods so different in cost are seen together only on a logarithmic axis
 _ROOM = 40  # letters that fit below a panel
@@ -42,7 +42,7 @@ def theme(kind: Literal["light", "dark"]) -> Spec:
     """Fonts and colours of all charts."""
     light = kind == "light"
     ink, soft, grid = _SHADES_LIGHT if light else _SHADES_DARK
-    colors = (_LIGHT if light else _DARK).split()
+    colors = list(LIGHT if light else DARK)
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
     words = {"labelColor": soft, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500}
     return {
@@ -74,7 +74,7 @@ def curves(found: Curves, metric: str, axis: Axis, target: Target | None, width:
     """One metric of all methods over one axis: lines, bands over seeds, the nearest point's numbers, the target."""
     y = f"y{found.metrics.index(metric)}"
     aimed = target if target and target.metric == metric else None
-    title = f"{heading(metric)} (dashes: target {aimed.value:g})" if aimed else heading(metric)
+    title = f"{heading(metric)} (grey line: target {aimed.value:g})" if aimed else heading(metric)
     over = f"{heading(metric)} over {axis.title}"
     base = alt.Chart()
     wide = axis.name != "round" and _spread(found, axis) > _FAR
@@ -87,7 +87,7 @@ def curves(found: Curves, metric: str, axis: Axis, target: Target | None, width:
     up = alt.Y(f"{y}:Q", title=title, scale=alt.Scale(zero=False))
     isolate = alt.selection_point(name="isolate", fields=["method"], bind="legend", toggle="true")
     nearest = alt.selection_point(name="nearest", on="pointerover", nearest=True, clear="pointerout")
-    dashes = [_DASHES[place // 10 % len(_DASHES)] for place in range(len(found.methods))]
+    dashes = [_dash(place) for place in range(len(found.methods))]
     legend = alt.Legend(title=None, symbolType="stroke", symbolLimit=len(found.methods))
     color = alt.Color("method:N", scale=alt.Scale(domain=found.methods), legend=legend)
     dash = alt.StrokeDash("method:N", scale=alt.Scale(domain=found.methods, range=dashes), legend=legend)
@@ -119,6 +119,11 @@ def curves(found: Curves, metric: str, axis: Axis, target: Target | None, width:
     there = f"isValid(datum.{axis.name}) && isValid(datum.{y})"
     chart = chart.transform_filter(f"{there} && datum.{axis.name} > 0" if wide else there)
     return _spec(chart.properties(description=f"{over}: {', '.join(found.methods)}"))
+
+
+def _dash(place: int) -> list[int]:
+    """The first line is whole and lies below all others; those of one colour differ, too."""
+    return _DASHES[(place - 1 + place // len(LIGHT)) % len(_DASHES)] if place else _FULL
 
 
 def still(spec: Spec) -> Spec:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedslice.compare import lower_is_better
 from fedslice.report.gather import Group, Method, Row, number
 
 Column = list[float | str | None]
@@ -55,7 +54,7 @@ def curves(group: Group) -> Curves:
     columns: Columns = {}
     limit = min(POINTS, max(_FEWEST, _ALL // max(1, len(group.begun))))
     for method in group.begun:
-        for name, column in _thinned(_columns(method, metrics), metrics, limit).items():
+        for name, column in _thinned(_columns(method, metrics), group, limit).items():
             columns.setdefault(name, []).extend(column)
     axes = [axis for axis in AXES if any(value is not None for value in columns.get(axis.name, []))]
     return Curves(axes, metrics, [method.name for method in group.begun], columns)
@@ -76,6 +75,18 @@ def align(method: Method, name: str) -> tuple[list[int], Band]:
     return rounds, Band(means, lows, highs, list(map(len, values)))
 
 
+def coinciding(found: Curves) -> list[list[str]]:
+    """Methods whose curves are the same in every point of every metric, so that one hides the others."""
+    points: dict[str, list[tuple[float | str | None, ...]]] = {method: [] for method in found.methods}
+    names = ["round", *(f"y{place}" for place in range(len(found.metrics)))]
+    for method, *values in zip(found.columns["method"], *(found.columns[name] for name in names), strict=True):
+        points[str(method)].append(tuple(values))
+    same: dict[tuple[tuple[float | str | None, ...], ...], list[str]] = {}
+    for method, curve in points.items():
+        same.setdefault(tuple(curve), []).append(method)
+    return [methods for methods in same.values() if len(methods) > 1]
+
+
 def kept(length: int, limit: int, also: Sequence[int] = ()) -> list[int]:
     """About ``limit`` of ``length`` places, evenly, with both ends and those that must not be lost."""
     if length <= limit:
@@ -83,10 +94,10 @@ def kept(length: int, limit: int, also: Sequence[int] = ()) -> list[int]:
     return sorted({place * (length - 1) // (limit - 1) for place in range(limit)} | set(also))
 
 
-def best(metric: str, values: Sequence[float | None]) -> int | None:
-    """Where a metric is at its best."""
+def best(values: Sequence[float | None], *, lower: bool) -> int | None:
+    """Where a metric is at its best, which is its lowest or its highest value."""
     there = [place for place, value in enumerate(values) if value is not None]
-    sign = 1 if lower_is_better(metric) else -1
+    sign = 1 if lower else -1
     return min(there, key=lambda place: sign * (values[place] or 0.0), default=None)
 
 
@@ -104,8 +115,11 @@ def _columns(method: Method, metrics: Sequence[str]) -> Columns:
     return columns
 
 
-def _thinned(columns: Columns, metrics: Sequence[str], limit: int) -> Columns:
-    peaks = [best(metric, _numbers(columns[f"y{place}"])) for place, metric in enumerate(metrics)]
+def _thinned(columns: Columns, group: Group, limit: int) -> Columns:
+    peaks = [
+        best(_numbers(columns[f"y{place}"]), lower=group.lower_is_better(metric))
+        for place, metric in enumerate(group.metrics)
+    ]
     places = kept(len(columns["round"]), limit, [place for place in peaks if place is not None])
     return {name: [_rounded(column[place]) for place in places] for name, column in columns.items()}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,11 +12,13 @@ from typing import Any
 from fedslice.compare import Target
 from fedslice.errors import UserError, unknown
 from fedslice.measure.instruments import is_measured
+from fedslice.metrics import Directions, lower_is_better
+from fedslice.panel import LARGEST
 from fedslice.report.naming import Settings, flatten, labels
+from fedslice.runs.naming import rank
 from fedslice.runs.reading import Run
 
 Row = dict[str, Any]
-_LARGEST = 1e300  # beyond it a number is no measurement, and means of such numbers overflow
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,15 @@ class Group:
         names = dict.fromkeys(name for row in rows for name in row if is_measured(name))
         return [name for name in names if any(number(row, name) is not None for row in rows)]
 
+    @cached_property
+    def declared(self) -> Directions:
+        """Of which scores less is better, as the runs say."""
+        return {name: lower for run in reversed(self.runs) for name, lower in run.declared.items()}
+
+    def lower_is_better(self, metric: str) -> bool:
+        """Return whether less of a metric is better."""
+        return lower_is_better(metric, self.declared)
+
     def metric(self, target: Target | None) -> str | None:
         """The one to look at first."""
         found = self.metrics
@@ -74,7 +84,7 @@ class Group:
 
 
 def gather(runs: Sequence[Run]) -> list[Group]:
-    """Tasks in the order of their first run, recipes likewise, and one recipe's methods by their settings."""
+    """Tasks in the order of their first run; methods as :func:`fedslice.runs.naming.rank` sorts them."""
     if not runs:
         raise UserError("there is no run to report; give run directories, or a directory that holds some.")
     groups = _by(runs, lambda run: run.config["task"])
@@ -85,7 +95,7 @@ def gather(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
-def aim(target: tuple[str, float] | None, groups: Iterable[Group]) -> Target | None:
+def aim(target: tuple[str, float] | None, groups: Sequence[Group]) -> Target | None:
     """The target, if any run can be held against it."""
     if target is None:
         return None
@@ -95,37 +105,26 @@ def aim(target: tuple[str, float] | None, groups: Iterable[Group]) -> Target | N
         raise unknown("metric", metric, known)
     if not math.isfinite(value):
         raise UserError(f"the target {metric}={value} is not a number; give for example {metric}=0.6.")
-    return Target(metric, value)
+    declared = {name: lower for group in groups for name, lower in group.declared.items()}
+    return Target(metric, value, declared.get(metric))
 
 
 def number(row: Row, name: str) -> float | None:
     """A finite number of a row, or None: a log that came from elsewhere may hold anything JSON can."""
     found = row.get(name)
-    return found if found is not None and abs(found) <= _LARGEST else None
+    return found if found is not None and abs(found) <= LARGEST else None
 
 
 def _methods(runs: Sequence[Run]) -> list[Method]:
     out: list[Method] = []
-    for recipe in _by(runs, lambda run: run.recipe):
-        same = _by(recipe, _settings)
-        words = labels([_settings(group[0]) for group in same])
-        for said, group in sorted(zip(words, same, strict=True), key=lambda pair: _natural(pair[0])):
+    for recipe in _by(sorted(runs, key=lambda run: rank(run.recipe, run.method)), lambda run: run.recipe):
+        same = _by(recipe, lambda run: run.method)
+        settings = [flatten(group[0].method) for group in same]
+        for said, own, group in zip(labels(settings), settings, same, strict=True):
             kept, repeated = _seeds(group)
             name = f"{group[0].recipe}, {said}" if said else group[0].recipe
-            out.append(Method(name, {"recipe": group[0].recipe, **_settings(group[0])}, kept, repeated))
+            out.append(Method(name, {"recipe": group[0].recipe, **own}, kept, repeated))
     return out
-
-
-def _natural(words: str) -> list[tuple[float, str]]:
-    """A key by which cohort=5 comes before cohort=30."""
-    parts = re.findall(r"(\d+(?:\.\d+)?(?:e-?\d+)?)|(\D+)", words)
-    return [(float(digits), "") if digits else (-1.0, letters) for digits, letters in parts]
-
-
-def _settings(run: Run) -> Settings:
-    recipe = {key: value for key, value in run.config["recipe"].items() if key != "name"}
-    rest = {key: value for key, value in run.config.items() if key not in ("task", "recipe", "seed")}
-    return flatten(recipe | rest)
 
 
 def _seeds(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedslice.compare import Target
 from fedslice.errors import UserError
+from fedslice.panel import LARGEST, Panel
 from fedslice.report import charts, tables
-from fedslice.report.curves import Columns, Curves, curves
+from fedslice.report.curves import Columns, Curves, coinciding, curves
 from fedslice.report.gather import Group, aim, gather
 from fedslice.report.panels import columns, omitted, panels
 from fedslice.report.tables import Sheet
@@ -52,6 +53,7 @@ class Section:
     incomplete: str
     hint: str
     results: list[Sheet]
+    legend: str  # what ± and bold numbers mean
     panels: list[tuple[str, list[Figure]]]
     settings: list[Sheet]
     environment: Sheet
@@ -60,35 +62,63 @@ class Section:
     content: Markup  # data and charts as JSON
 
 
-def write(runs: Sequence[Run], out: Path, *, target: tuple[str, float] | None = None, title: str = "fedslice") -> None:
-    """The report of these runs as one file."""
+def write(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    target: tuple[str, float] | None = None,
+    title: str = "fedslice",
+    baseline: str | None = None,
+) -> None:
+    """Write the report of these runs as one file.
+
+    Args:
+        runs: What to show.
+        out: The HTML file.
+        target: A metric and its value: the page tells what each method took to reach it.
+        title: The heading of the page.
+        baseline: The method, or recipe, whose simulated time to the target counts as one.
+    """
     groups = gather(runs)
     aimed = aim(target, groups)
-    text = render([_section(group, aimed) for group in groups], title)
+    text = render([_section(group, aimed, baseline) for group in groups], title)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as fresh:
-            fresh.write_text(text, encoding="utf-8")
+            fresh.write_text(text, encoding="utf-8", errors="replace")  # a file's name may be no text
     except OSError as error:
-        raise UserError(f"the report cannot be written to {out} ({error.strerror}); give another --out.") from None
+        raise UserError(f"the report cannot be written to {out} ({error.strerror}); give another file.") from None
 
 
 def render(sections: Sequence[Section], title: str) -> str:
     """The page as text."""
+    return _page("page.html.j2", title, sections=sections, heading=tables.heading)
+
+
+def picture(shown: Panel, side: int) -> str:
+    """A page with one panel, ``side`` pixels high, and nothing else."""
+    spec = charts.panel(shown, "panel", "container") | {"height": side}
+    content = _json({"data": {"panel": columns(shown)}, "specs": {"panel": spec}})
+    return _page("picture.html.j2", shown.title, note=_note(shown), content=content)
+
+
+def _page(template: str, title: str, **given: Any) -> str:
+    """A page of its own: the template's text, within the layout that brings styles, scripts and the policy."""
     scripts = [_bundle(), _asset("page.js")]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_asset("page.html.j2")).render(
+    environment = Environment(
+        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(
         title=title,
-        sections=sections,
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
         themes=_json({kind: charts.theme(kind) for kind in ("light", "dark")}),
-        heading=tables.heading,
+        **given,
     )
 
 
-def _section(group: Group, target: Target | None) -> Section:
+def _section(group: Group, target: Target | None, baseline: str | None) -> Section:
     found = curves(group)
     specs: dict[str, Any] = {
         f"curves-{m}-{a}": charts.curves(found, metric, axis, target, "container")
@@ -102,20 +132,22 @@ def _section(group: Group, target: Target | None) -> Section:
         for one in side:
             key = f"panel-{len(data)}"
             specs[key], data[key] = charts.panel(one.panel, key, "container"), columns(one.panel)
-            figures.append(Figure(key, one.label, _note(one.panel.note, omitted(one.panel))))
+            figures.append(Figure(key, one.label, _note(one.panel)))
         shown.append((side[0].panel.title, figures))
-    rows = tables.summary(group, target)
+    rows = tables.summary(group, target, baseline)
     there = target is not None and target.metric in found.metrics
+    results = [
+        *([tables.target_sheet(group, rows, target, baseline)] if target and there else []),
+        *([tables.end_sheet(group, rows)] if rows else []),
+    ]
     return Section(
         group,
         found,
         group.metric(target),
         _incomplete(group),
         _hint(group, found) if found.metrics else "",
-        [
-            *([tables.target_sheet(rows, target)] if target and there else []),
-            *([tables.end_sheet(group, rows)] if rows else []),
-        ],
+        results,
+        tables.legend(results),
         shown,
         tables.settings_sheets(group),
         tables.environment_sheet(group),
@@ -133,7 +165,7 @@ def _incomplete(group: Group) -> str:
 
 
 def _hint(group: Group, found: Curves) -> str:
-    """How the curves are to be read, and who is not seen over bytes."""
+    """How the curves are to be read, and which methods are not seen."""
     words = ["Bands reach from the lowest to the highest seed."] if any(len(m.begun) > 1 for m in group.begun) else []
     words.append("A click on a name shows that method alone; another click takes it back.")
     points = zip(found.columns["method"], found.columns["up_bytes"], strict=True)
@@ -141,12 +173,16 @@ def _hint(group: Group, found: Curves) -> str:
     silent = [method for method in found.methods if method not in seen]
     if seen and silent:
         words.append(f"Who uploads nothing is not drawn over uploaded bytes: {'; '.join(silent)}.")
+    words += [f"Equal in every point, and drawn over each other: {'; '.join(same)}." for same in coinciding(found)]
     return " ".join(words)
 
 
-def _note(note: str, lost: int) -> str:
-    words = f"Not on the logarithmic axis, being zero or less: {lost:,} of the points." if lost else ""
-    return f"{note} {words}".strip()
+def _note(shown: Panel) -> str:
+    """The panel's own note, and how many points are missing from it."""
+    lost = omitted(shown)
+    why = "zero or less on a logarithmic axis, or beyond" if shown.log else "beyond"
+    words = f"Not drawn, being {why} {LARGEST:g}: {lost:,} of the points." if lost else ""
+    return f"{shown.note} {words}".strip()
 
 
 def _json(content: Mapping[str, Any]) -> Markup:

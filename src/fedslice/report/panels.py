@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import exp, log
 from typing import Literal
 
-from fedslice.panel import Cell, Panel
+from fedslice.panel import LARGEST, Cell, Panel
 from fedslice.report.curves import Columns
 from fedslice.report.gather import Group, Method
 from fedslice.report.naming import text
@@ -59,7 +59,7 @@ def columns(panel: Panel) -> Columns:
 
 
 def omitted(panel: Panel) -> int:
-    """How many points a logarithmic axis cannot show; a bar of height zero is no loss."""
+    """How many points cannot be shown, most of them on a logarithmic axis; a bar of height zero is no loss."""
     if panel.mark == "bar" and panel.log == ["y"]:
         return 0
     full = sum(row[panel.x] is not None and row[panel.y] is not None for row in panel.rows)
@@ -70,16 +70,19 @@ def _drawable(panel: Panel, axis: Literal["x", "y"], row: dict[str, Cell]) -> bo
     cell = row[panel.x if axis == "x" else panel.y]
     if cell is None or isinstance(cell, str):
         return cell is not None
-    return isfinite(cell) and (cell > 0 or not logarithmic(panel, axis))
+    return abs(cell) <= LARGEST and (cell >= 1 / LARGEST or not logarithmic(panel, axis))
 
 
-def _edges(middles: list[float], log: bool) -> Columns:
-    """Bars as wide as the smallest distance between two of them."""
+def _edges(middles: list[float], powers: bool) -> Columns:
+    """Bars as wide as the smallest distance between two of them, and none so wide that a number cannot say it."""
     ordered = sorted(set(middles))
-    if log:
-        half = sqrt(min((b / a for a, b in pairwise(ordered)), default=2.0))
-        return {"x_low": [x / half for x in middles], "x_high": [x * half for x in middles]}
-    width = min((b - a for a, b in pairwise(ordered)), default=1.0) / 2
+    if powers:
+        half = exp(min((log(b) - log(a) for a, b in pairwise(ordered)), default=log(2)) / 2)
+        return {
+            "x_low": [max(x / half, 1 / LARGEST) for x in middles],
+            "x_high": [min(x * half, LARGEST) for x in middles],
+        }
+    width = min((b / 2 - a / 2 for a, b in pairwise(ordered)), default=0.5)
     return {"x_low": [x - width for x in middles], "x_high": [x + width for x in middles]}
 
 

@@ -86,6 +86,8 @@ class Setup(_Data):
     folders: tuple[str, ...] = Field(default=(), strict=False)  # below --data, one of which holds them; else it itself
     standin: str | None = None  # what it runs on, if that is not what the paper ran on
     unless: str | None = None  # what the source of the data says if they are the paper's own after all
+    stands_for: str | None = None  # the paper's own setup, in whose place this one is run
+    differs: dict[str, str] = Field(default_factory=dict)  # settings that are not that setup's, each with a word on it
     part: str | None = None  # why the data at hand may be fewer than the paper's
     population: bool = False  # does --scale shrink its clients too?
     images: Rounds | None = None  # training images of an image task, which --scale shrinks too
@@ -106,6 +108,13 @@ class Setup(_Data):
         if self.trained.target is None:
             raise UserError(f"the setup of {self.task} ({self.reading}) has no target; add one.")
         return self.trained.target
+
+    @property
+    def remark(self) -> str | None:
+        """What is to be said of its training: how it differs from the paper's, and its note."""
+        unlike = "; ".join(dict.fromkeys(self.differs.values()))
+        words = [f"Unlike the exhibit's own setup: {unlike}."] if unlike else []
+        return " ".join([*words, *([self.trained.note] if self.trained.note else [])]) or None
 
     def stands_in(self, source: str | None) -> str | None:
         """What it ran on, if that is not what the paper ran on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, TypeVar
@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fedslice.errors import UserError, unknown
-from fedslice.recipe import first_problem
 from fedslice.reproduce.exhibits import Exhibit, Setup
+from fedslice.settings import first_problem
 
 Model = TypeVar("Model", bound=BaseModel)
 _SETUPS = "setups"
@@ -36,9 +36,13 @@ def load(name: str) -> tuple[Exhibit, dict[str, Setup]]:
     common = {key: content.pop(key) for key in ("cells", "claims", "targets", "whole") if key in content}
     content["row"] = [common | line for line in content["row"]]  # what a row does not say, it has from the exhibit
     exhibit = _checked(Exhibit, content, name)
+    return exhibit, setups(setup for line in exhibit.row for setup in line.setups)
+
+
+def setups(wanted: Iterable[str]) -> dict[str, Setup]:
+    """Setups by name, each once."""
     written = {key: setup for file in _files() if file.startswith(_SETUPS) for key, setup in _read(file).items()}
-    wanted = dict.fromkeys(setup for line in exhibit.row for setup in line.setups)
-    return exhibit, {setup: _checked(Setup, _whole(setup, written), setup) for setup in wanted}
+    return {setup: _checked(Setup, _whole(setup, written), setup) for setup in dict.fromkeys(wanted)}
 
 
 def _whole(name: str, written: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedslice import recipes, tasks
 from fedslice.config import Request, request
 from fedslice.reproduce.exhibits import Cell, Setup, Training
+from fedslice.settings import TASK
 
 LEAST_ROUNDS = 10  # of a scaled run
 
@@ -61,7 +62,8 @@ class Job:
         """Runs of a group work on one task, which is loaded once."""
         entry = tasks.TASKS.get(self.request.task)
         own = entry.options.model_fields if entry else {}
-        return json.dumps([self.request.task, {k: v for k, v in sorted(self.request.set.items()) if k in own}])
+        settings = {key.removeprefix(f"{TASK}."): value for key, value in sorted(self.request.set.items())}
+        return json.dumps([self.request.task, {name: value for name, value in settings.items() if name in own}])
 
     @property
     def title(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedslice import tasks
 from fedslice.errors import UserError, unknown
 from fedslice.reproduce import compression, counts, example, figures, spectrum, training, words
 from fedslice.reproduce.exhibits import Exhibit, Kind, Setup
@@ -57,8 +58,13 @@ def reproduce(
         raise UserError(f"scale={scale:g}; give a number above 0, up to 1 for the paper's own size.")
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs={jobs}; give 1 or more.")
+    if data is not None and not data.exists():
+        raise UserError(f"--data {data} does not exist, expected a folder with the data sets.")
     order = Order(data, out, seeds, scale, jobs or cores(), console)
-    return make(exhibit, _with_recipes(_with_setups(found, setups, only), recipes), setups, order)
+    wanted = _with_recipes(_with_setups(found, setups, only), recipes)
+    if data is None:
+        _check_data(exhibit, wanted, setups, console)
+    return make(exhibit, wanted, setups, order)
 
 
 def make(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order) -> Document:
@@ -72,6 +78,31 @@ def make(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order)
         "scale": order.scale,
         "rows": _MAKERS[exhibit.kind](name, exhibit, setups, order),
     }
+
+
+def failures(document: Document) -> str | None:
+    """A sentence about the runs of an exhibit that could not be made, with the first reason; ``None`` if all were."""
+    found: dict[str, str | None] = {}
+    for row in document["rows"]:
+        for cell in row.get("cells", [row]):  # where nothing is trained a row is what a cell is elsewhere
+            for one in cell.get("runs", [cell]):
+                found[one["command"]] = one.get("error")
+    errors = [error for error in found.values() if error is not None]
+    if not errors:
+        return None
+    return f"{len(errors)} of {len(found)} runs could not be made. The first: {errors[0]}"
+
+
+def _check_data(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], console: Console) -> None:
+    """Without data: refuse an exhibit that has nothing else to show, or say what will be missing."""
+    used = list(dict.fromkeys(setup for line in exhibit.row for setup in line.setups))
+    needy = [one for one in used if setups[one].data and tasks.get(setups[one].task).needs_data]
+    if not needy:
+        return
+    which = f"{name}: {', '.join(needy)}"
+    if len(needy) == len(used):
+        raise UserError(f"{which} cannot be made without data; say where they are with --data.")
+    console.print(f"{which} cannot be made without --data, and will be missing", soft_wrap=True, highlight=False)
 
 
 def _with_setups(exhibit: Exhibit, setups: Mapping[str, Setup], wanted: Sequence[str]) -> Exhibit:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedslice.compare import Target, lower_is_better
+from fedslice.compare import Target
+from fedslice.metrics import lower_is_better
 from fedslice.reproduce.exhibits import Cell, Line, Setup
 from fedslice.reproduce.jobs import Job
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict
@@ -35,20 +36,21 @@ class Measured:
         for one in self.outcomes:
             if one.error is not None:
                 return one.error
-            if not self._scores(one):
-                return f"{one.directory} has no finite {self.metric}."
+            if not self._scores(one, sound=True):
+                when = "" if one.diverged is None else f" before it diverged in round {one.diverged}"
+                return f"{one.directory} has no finite {self.metric}{when}."
         return None
 
     @property
     def best(self) -> list[float]:
-        """The best score by seed."""
+        """The best score by seed, before a run diverged."""
         pick = min if lower_is_better(self.metric) else max
-        return [pick(score for _, score in self._scores(one)) for one in self.outcomes]
+        return [pick(score for _, score in self._scores(one, sound=True)) for one in self.outcomes]
 
     def hits(self, target: float, column: str = "round") -> list[float | None]:
         """Rounds to the target by seed, or another column's value at that round."""
         aim = Target(self.metric, target)
-        return [next((row[column] for row in one.metrics if aim.reached(row)), None) for one in self.outcomes]
+        return [next((row[column] for row in _sound(one) if aim.reached(row)), None) for one in self.outcomes]
 
     def score(self, share: float) -> list[float]:
         """The score after a share of the rounds, by seed: the last that is finite until then, or else the first."""
@@ -92,11 +94,18 @@ class Measured:
             "directory": outcome.directory,
             "error": outcome.error,
         }
+        run |= {} if outcome.diverged is None else {"diverged": outcome.diverged}
         return run | ({"curve": [[row["round"], row.get(self.metric)] for row in outcome.metrics]} if curves else {})
 
-    def _scores(self, outcome: Outcome) -> list[tuple[int, float]]:
-        """Rounds and scores, where they are finite; the others are logged as null."""
-        return [(row["round"], row[self.metric]) for row in outcome.metrics if row.get(self.metric) is not None]
+    def _scores(self, outcome: Outcome, *, sound: bool = False) -> list[tuple[int, float]]:
+        """Rounds and scores, where they are finite; the others are logged as null. Sound ones precede a divergence."""
+        rows = _sound(outcome) if sound else outcome.metrics
+        return [(row["round"], row[self.metric]) for row in rows if row.get(self.metric) is not None]
+
+
+def _sound(outcome: Outcome) -> list[dict[str, Any]]:
+    """The rows before the run diverged."""
+    return [row for row in outcome.metrics if outcome.diverged is None or row["round"] < outcome.diverged]
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Reading:
             "task": self.setup.task,
             "source": self.source,
             "standin": self.setup.stands_in(self.source),
-            "note": self.setup.trained.note,
+            "note": self.setup.remark,
             "metric": self.setup.trained.metric,
             "rounds": self.rounds,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -29,6 +29,19 @@ class Progress(Display):
         self._said = time.monotonic()
         super().__init__(console, Live(get_renderable=self._picture, console=console, transient=True))
 
+    def __enter__(self) -> Self:
+        """Say how much there is to do; how long it takes is not known before some rounds are timed."""
+        runs = f"{self.total} run{'s' * (self.total != 1)}"
+        rounds = sum(job.rounds for job in self._left.values())
+        self._console.print(
+            f"{self._title}: {runs}, {rounds:,} rounds in all, {min(self._lanes, self.total)} at a time. "
+            "Runs that are not finished yet take minutes to hours; the time left is told once rounds are timed.",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+        return super().__enter__()
+
     def begin(self, job: Job) -> None:
         """A run is given to a worker."""
         self._running[job.key] = _Run(job)
@@ -37,8 +50,12 @@ class Progress(Display):
         """A run has come so far."""
         run = self._running[job.key]
         run.report(done, row)
-        if row is not None and not self._console.is_interactive and time.monotonic() - self._said >= _LINE_SECONDS:
+        if not self._console.is_interactive and time.monotonic() - self._said >= _LINE_SECONDS:
             self._say(run.text)
+
+    def note(self, job: Job, sentence: str) -> None:
+        """Something to know of a run."""
+        self._say(f"{job.title}: {sentence}")
 
     def end(self, job: Job, error: str | None) -> None:
         """A run is over."""

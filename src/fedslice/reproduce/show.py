@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedslice.console import value
+from fedslice.console import Shown, value
 from fedslice.reproduce import compression_sheets, figure_sheets
 from fedslice.reproduce.sheets import (
     POINTS,
@@ -27,9 +27,9 @@ from fedslice.reproduce.sheets import (
 Document = dict[str, Any]
 
 
-def tables(document: Document) -> list[Text | Table]:
+def tables(document: Document) -> Shown:
     """For the console."""
-    parts: list[Text | Table] = [Text(_headline(document))]
+    parts: Shown = [Text(_headline(document))]
     for sheet in _sheets(document):
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
         last = len(sheet.columns) - 1

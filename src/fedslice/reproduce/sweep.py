@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedslice.compare import lower_is_better
 from fedslice.errors import UserError
+from fedslice.metrics import lower_is_better
 from fedslice.reproduce.exhibits import Cell, Setup
 from fedslice.reproduce.jobs import Job, Order, job
 from fedslice.reproduce.measured import Measured, by_seed

@@ -19,6 +19,7 @@ from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
 from fedslice.reproduce.jobs import Job, Order, job, sampled
 from fedslice.reproduce.measured import not_run
 from fedslice.reproduce.printed import printed
+from fedslice.reproduce.progress import Progress
 
 Document = dict[str, Any]
 
@@ -34,26 +35,39 @@ class Books:
 
 def rows(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order) -> list[Document]:
     """One row per line and reading; one run per cell, as seeds make no difference, and cells may share it."""
-    out, done = [], {}
+    todo = {
+        one.key: one
+        for line in exhibit.row
+        for setup in line.setups
+        for one in (job(setups[setup], cell, 0, order) for cell in line.cells)
+    }
+    with Progress(order.console, name, todo.values(), lanes=1) as progress:
+        done = {key: _run(one, progress) for key, one in todo.items()}
+    out = []
     for line in exhibit.row:
         for setup in (setups[one] for one in line.setups):
             asked = [job(setup, cell, 0, order) for cell in line.cells]
-            for one in asked:
-                if one.key not in done:
-                    order.console.print(f"{name}: {line.paper}, {setup.reading}: {one.cell}", soft_wrap=True)
-                    done[one.key] = _run(one)
             after = 0 if line.whole else sampled(setup.trained, order.scale) or 0
             cells = [_cell(*pair, done[pair[1].key], after, order) for pair in zip(line.cells, asked, strict=True)]
             out.append(_row(line, setup, cells, after, asked[0].rounds))
     return out
 
 
-def _run(asked: Job) -> Books:
+def _run(asked: Job, progress: Progress) -> Books:
+    progress.begin(asked)
+    books = _books(asked, progress)
+    progress.end(asked, books.error)
+    return books
+
+
+def _books(asked: Job, progress: Progress) -> Books:
     try:
         plan = resolve(asked.request)
-        metrics = Experiment(
+        experiment = Experiment(
             plan.task, plan.recipe, rounds=plan.rounds, seed=plan.seed, eval_every=plan.eval_every, wire=True
-        ).run()
+        )
+        progress.report(asked, 0, None)
+        metrics = experiment.run(lambda done: progress.report(asked, done, None))
     except UserError as problem:
         return Books(error=str(problem))
     return Books(sum(shape.numel() for shape in plan.task.shapes.values()), metrics)
@@ -66,7 +80,7 @@ def _row(line: Line, setup: Setup, cells: list[Document], after: int, rounds: in
         "task": setup.task,
         "source": None,
         "standin": setup.standin,
-        "note": setup.trained.note,
+        "note": setup.remark,
         "rounds": rounds,
         "after": after,
         "cells": cells,

@@ -1,8 +1,9 @@
 """Runs in parallel processes. A worker that dies takes one run with it; the others go on.
 
 Each lane is a pool of one process, so that a lane can stay with one task and load it once. A pipe joins it to this
-process: reports come up through it, and when it closes, because this process is interrupted or has died, the worker
-ends at once. It may: a run directory survives any instant.
+process: reports come up through it. When this process is interrupted, it asks the workers through the pipe to save
+their runs after the round at hand, and waits for them. When the pipe closes, because this process is interrupted again
+or has died, a worker ends at once. It may: a run directory survives any instant.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,15 +25,17 @@ from typing import Any
 import torch
 
 from fedslice.config import Request, resolve
-from fedslice.errors import UserError
+from fedslice.errors import UserError, run_warnings
 from fedslice.reproduce.jobs import Job, by_group
 from fedslice.reproduce.progress import Progress
 from fedslice.runs.execute import default_directory, execute
+from fedslice.signals import Stopped, deferred
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _LOOK_SECONDS = 0.2  # between looks at the lanes
 _REPORT_SECONDS = 0.5  # between a worker's reports of rounds
 _line: Connection | None = None  # a worker's end of its pipe
+_Report = tuple[int, dict[str, Any] | None, str | None]  # rounds done, a row of metrics, a sentence to know
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Outcome:
     source: str | None = None
     metrics: tuple[dict[str, Any], ...] = ()
     error: str | None = None
+    diverged: int | None = None  # the round from which on its metrics are no results
 
 
 def cores() -> int:
@@ -64,17 +68,44 @@ def run_all(jobs: Iterable[Job], out: Path, lanes: int, progress: Progress) -> d
             wait([lane.future for lane in crew if lane.future], timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED)
             for lane in crew:
                 over = lane.over  # asked before the reports are read: then none of this job's is left for the next
-                for done, row in lane.reports():
-                    progress.report(lane.job, done, row)
+                for done, row, note in lane.reports():
+                    if note is not None:
+                        progress.note(lane.job, note)
+                    else:
+                        progress.report(lane.job, done, row)
                 if over:
                     outcomes[lane.job.key] = lane.outcome()
                     progress.end(lane.job, outcomes[lane.job.key].error)
+    except (KeyboardInterrupt, Stopped) as end:
+        raise _stop(crew, outcomes, progress, out, end) from None
     finally:
         for lane in crew:
             lane.hang_up()  # all of them, before the first is waited for
         for lane in crew:
             lane.close()
     return outcomes
+
+
+def _stop(
+    crew: Iterable[_Lane], outcomes: dict[str, Outcome], progress: Progress, out: Path, end: BaseException
+) -> Stopped:
+    """Let every worker save its run, unless Ctrl-C comes again; the sentence that says what there is."""
+    number = end.number if isinstance(end, Stopped) else signal.SIGINT
+    ends: list[BaseException | None] = []
+    patient = True
+    try:
+        with deferred(number):
+            for lane in crew:
+                lane.ask_to_stop()
+            ends = [lane.future.exception() for lane in crew if lane.future is not None]
+    except KeyboardInterrupt:
+        patient = False
+    finished = sum(one.error is None for one in outcomes.values()) + ends.count(None)
+    saved = sum(isinstance(error, Stopped) and error.saved > 0 for error in ends)
+    rest = f"{saved} saved in the middle" if patient else "the others have their last checkpoints"
+    return Stopped(
+        number, f"of {progress.total} runs {finished} are finished and {rest}, in {out}; the same command goes on."
+    )
 
 
 def _next(waiting: dict[str, list[Job]], lane: _Lane, crew: Iterable[_Lane]) -> Job | None:
@@ -110,8 +141,8 @@ class _Lane:
         with _deaf():
             self.future = self._pool.submit(_work, job.request, out)
 
-    def reports(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Rounds done, and rows of metrics, since the last look."""
+    def reports(self) -> Iterator[_Report]:
+        """What the process has told since the last look."""
         while self._pipe.poll():
             yield self._pipe.recv()
 
@@ -131,6 +162,12 @@ class _Lane:
             self.close()
             self._open()
         return done
+
+    def ask_to_stop(self) -> None:
+        """Let the process save its run after the round at hand."""
+        if self.future is not None:
+            with suppress(OSError):  # it has died
+                self._pipe.send(None)
 
     def hang_up(self) -> None:
         """Let the process end, whatever it does."""
@@ -157,7 +194,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | Stopped):
         return str(error)
     if isinstance(error, BrokenProcessPool):
         return "its process was ended from outside, perhaps for want of memory; run fewer at once with --jobs."
@@ -174,7 +211,9 @@ def _begin(line: Connection, threads: int) -> None:
 
 def _end_with(line: Connection) -> None:
     try:
-        line.recv()  # nothing is ever sent down
+        line.recv()  # all that is ever sent down is the wish that it end
+        os.kill(os.getpid(), signal.SIGTERM)
+        line.recv()
     except (EOFError, OSError):
         os._exit(1)
 
@@ -191,10 +230,18 @@ def _work(asked: Request, out: Path) -> Outcome:
             told = time.monotonic()
             _tell(done, None)
 
-    document = execute(plan, place, resume=True, on_round=on_round, on_row=lambda row: _tell(row["round"], row))
-    return Outcome(str(place), plan.task.source, tuple(document["metrics"]))
+    with run_warnings(_note):
+        document = execute(plan, place, resume=True, on_round=on_round, on_row=lambda row: _tell(row["round"], row))
+    diverged = document["diverged"]
+    since = None if diverged is None else diverged["round"]
+    return Outcome(str(place), plan.task.source, tuple(document["metrics"]), diverged=since)
+
+
+def _note(sentence: str) -> None:
+    if _line is not None:
+        _line.send((0, None, sentence))
 
 
 def _tell(done: int, row: dict[str, Any] | None) -> None:
     if _line is not None:
-        _line.send((done, row))
+        _line.send((done, row, None))

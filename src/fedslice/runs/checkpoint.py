@@ -19,10 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedslice.disk import open_regular, reason, writing
 from fedslice.errors import UserError
 
 _BODY = "fedslice"  # the header entry that holds our JSON, and marks the file as ours
 _CHECKSUM = "crc32"
+_TEMPORARY = ".tmp"  # how safetensors begins the name of the file that it writes first
+REMEDY = "restore it from a copy, or delete it and the run starts over from its first round"
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> None:
@@ -33,26 +36,40 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> Non
     """
     packed = _packed(tensors)
     body = json.dumps({"meta": meta, "order": list(packed)})
-    with replacing(path) as fresh:
+    with writing(path), replacing(path) as fresh:
         save_file(packed, fresh, metadata={_BODY: body, _CHECKSUM: _checksum(body, packed)})
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors, in the order in which they were saved, and the meta of a checkpoint."""
-    remedy = "restore it from a copy, or delete it and the run starts over from its first round"
     try:
+        open_regular(path).close()
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if _BODY not in header:
-                raise UserError(f"{path} is not a checkpoint of fedslice; {remedy}")
+                raise UserError(f"{path} is not a checkpoint of fedslice; {REMEDY}")
             # Cloned, for safetensors maps the file: a later change to it would reach into the running model.
             found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"checkpoint {path} cannot be read ({error}); {remedy}") from error
+        raise UserError(f"checkpoint {path} cannot be read ({reason(error)}); {REMEDY}") from error
     if header.get(_CHECKSUM) != _checksum(header[_BODY], found):
-        raise UserError(f"checkpoint {path} is damaged (its checksum does not match); {remedy}")
-    body = json.loads(header[_BODY])
-    return {name: found[name] for name in body["order"]}, body["meta"]
+        raise UserError(f"checkpoint {path} is damaged (its checksum does not match); {REMEDY}")
+    order, meta = _body(path, header[_BODY])
+    if sorted(order) != sorted(found):
+        raise UserError(f"checkpoint {path} lists other tensors than it holds; {REMEDY}")
+    return {name: found[name] for name in order}, meta
+
+
+def _body(path: Path, text: str) -> tuple[list[str], dict[str, Any]]:
+    """The names of the tensors in their order, and meta."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    match body:
+        case {"order": list(order), "meta": dict(meta)} if all(isinstance(name, str) for name in order):
+            return order, meta
+    raise UserError(f"checkpoint {path} has a header without names and numbers; {REMEDY}")
 
 
 @contextmanager
@@ -77,9 +94,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def discard_partial(path: Path) -> None:
-    """Remove what an interrupted `replacing(path)` left behind, if anything."""
-    if _partial(path).exists():
-        shutil.rmtree(_partial(path))
+    """Remove what an interrupted `replacing(path)` left behind, if anything; what it can not have left is refused."""
+    partial = _partial(path)
+    if not partial.is_symlink() and partial.is_dir():
+        for name in sorted(entry.name for entry in partial.iterdir()):
+            if name != path.name and not name.startswith(_TEMPORARY):
+                raise UserError(f"{partial}, in which {path.name} is to be written, holds {name!r}; move it elsewhere.")
+        shutil.rmtree(partial)
+    elif os.path.lexists(partial):
+        raise UserError(f"{partial} is a file, where a folder is made to write {path.name}; move it elsewhere.")
 
 
 def partial_name(name: str) -> str:

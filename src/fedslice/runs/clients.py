@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from pathlib import Path
 from typing import Any
 
+from fedslice.disk import open_regular, reason
 from fedslice.errors import UserError
 from fedslice.runs.directory import CLIENTS, CONFIG
 
@@ -25,10 +27,10 @@ def read_clients(path: Path) -> list[dict[str, Any]]:
             "make such a run, or let it end."
         )
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with io.TextIOWrapper(open_regular(file), encoding="utf-8", newline="") as lines:
             header, *rows = list(csv.reader(lines, strict=True)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file} cannot be read ({error}); make the run again in another --out.") from None
+        raise UserError(f"{file} cannot be read ({reason(error)}); make the run again in another --out.") from None
     if tuple(header[: len(_FIRST)]) != _FIRST or len(header) == len(_FIRST) or len(set(header)) < len(header):
         raise UserError(
             f"{file}, line 1 has the columns {', '.join(header)!r:.80}, expected {', '.join(_FIRST)} and scores; make "

@@ -3,28 +3,34 @@
     config.json             what determines the result; a directory belongs to one configuration for good
     environment.json        the software and hardware on which the run began
     origin.json             the command that makes this run
+    columns.json            of which scores less is better, and of which more
     panels.json             what task and recipe have to show in a report: at the beginning, then at the end
     metrics.jsonl           one row per line, on disk before the next step is taken
     clients.csv             a row per client, if instruments look at single clients; written when the run ends
     checkpoint.safetensors  the newest state, and how many rows of the log belong to it
-    finished.json           written last: the run is complete
+    scratch                 what is too large for a checkpoint, which counts on it; removed when the run ends
+    finished.json           written last: the run is complete, with what it can be checked by
     lock                    held by the process that writes the run, and released with its death
 
-The log runs ahead of the checkpoint, never behind it, so to resume is to cut the log back to the checkpoint.
+The log runs ahead of the checkpoint, never behind it, so to resume is to cut the log back to the checkpoint. Only a
+process that ended without saving leaves rows behind its checkpoint; how many are cut is counted, and told.
 """
 
 import csv
 import fcntl
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
+from fedslice.disk import read_bytes, reason, writing
 from fedslice.errors import UserError
 from fedslice.panel import Panel
 from fedslice.runs import checkpoint as checkpoints
@@ -34,14 +40,19 @@ from fedslice.runs.environment import describe
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 ORIGIN = "origin.json"
+COLUMNS = "columns.json"
 PANELS = "panels.json"
 METRICS = "metrics.jsonl"
 CLIENTS = "clients.csv"
 _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
-_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
+_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, COLUMNS, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
 LOCK = "lock"
+_SCRATCH = "scratch"
 _ABSENT = object()
+
+State = tuple[int, dict[str, Tensor], dict[str, Any]]  # of a checkpoint: round, tensors, meta
+Accept = Callable[[State, list[dict[str, Any]]], None]
 
 
 class RunDirectory:
@@ -59,6 +70,7 @@ class RunDirectory:
         self.path = path
         self._lock: int | None = None
         self._rows: int | None = None  # rows in the log; None while nothing may be appended to it
+        self.cut = 0  # rows that resuming took off the log: they came after the checkpoint, and are computed again
 
     @classmethod
     def open(cls, path: Path, config: dict[str, Any], *, resume: bool) -> Self:
@@ -80,26 +92,29 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
-        return (self.path / FINISHED).exists()
+        """Whether the run is complete. A file that says so of another log, or of no log, is refused."""
+        return self._ended() is not None
+
+    @property
+    def diverged(self) -> dict[str, Any] | None:
+        """When a complete run diverged, as given to `finish`; None if it did not."""
+        found = (self._ended() or {}).get("diverged")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def scratch(self) -> Path:
+        """A folder, which need not exist, for files that grow with the run."""
+        return self.path / _SCRATCH
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of the log, oldest first."""
-        rows = []
-        for number, line in enumerate(self._lines(), start=1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise UserError(
-                    f"{self.path / METRICS}, line {number} is not JSON ({error}); "
-                    "restore the file from a copy, or start the run again in another --out"
-                ) from error
-        return rows
+        return self._parsed(self._lines())
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one row, and return when it is on disk. NaN and infinity, which JSON lacks, become null."""
         rows = self._writable()
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+        path = self.path / METRICS
+        with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -115,6 +130,15 @@ class RunDirectory:
         self._writable()
         _write_json(self.path / ORIGIN, {"command": command})
 
+    def columns(self, lower_is_better: Mapping[str, bool]) -> None:
+        """Note of each score whether less of it is better."""
+        self._writable()
+        names = {
+            side: [name for name, lower in lower_is_better.items() if lower is which]
+            for side, which in (("lower_is_better", True), ("higher_is_better", False))
+        }
+        _write_json(self.path / COLUMNS, names)
+
     def panels(self, panels: Sequence[Panel]) -> None:
         """Replace what there is to show beside the metrics."""
         self._writable()
@@ -123,25 +147,39 @@ class RunDirectory:
     def clients(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Replace the table of clients; a cell whose number is NaN or infinite is empty."""
         self._writable()
-        with checkpoints.replacing(self.path / CLIENTS) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
+        path = self.path / CLIENTS
+        with writing(path), checkpoints.replacing(path) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file)
             table.writerow(columns)
             table.writerows(zip(*map(_finite, columns.values()), strict=True))
 
-    def resume(self) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
+    def resume(self, accept: Accept = lambda *_: None) -> State | None:
         """The newest checkpoint as (round, tensors, meta), and the log cut back to it; None if there is none.
 
-        Of a finished run this is the last state, and the log stays whole.
+        Of a finished run this is the last state, and the log stays whole. Before anything is changed, a log whose
+        checkpointed part is damaged is refused, and ``accept`` may refuse the state or the rows that belong to it.
         """
         path = self.path / _CHECKPOINT
         state = checkpoints.load(path) if path.exists() else None
+        if state is not None:
+            for name in ("round", "metric_rows"):
+                _check_count(path, name, state[1].get(name))
+        found = (state[1]["round"], *state) if state else None
         if not self.finished:
-            self._cut_log(state[1]["metric_rows"] if state else 0)
-        return (state[1]["round"], *state) if state else None
+            self._cut_log(found, accept)
+        return found
 
-    def finish(self) -> None:
+    @property
+    def checkpoint_path(self) -> Path:
+        """Where the checkpoint lies, for sentences that speak of it."""
+        return self.path / _CHECKPOINT
+
+    def finish(self, diverged: dict[str, Any] | None = None) -> None:
         """Mark the run as complete. Nothing can be written to it from then on, so the lock is released."""
-        _write_json(self.path / FINISHED, {"metric_rows": self._writable()})
+        digest = hashlib.sha256(read_bytes(self.path / METRICS)).hexdigest()
+        found = {"metric_rows": self._writable(), "metrics_sha256": digest, "diverged": diverged}
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        _write_json(self.path / FINISHED, found)
         self.close()
 
     def close(self) -> None:
@@ -168,7 +206,7 @@ class RunDirectory:
             checkpoints.discard_partial(self.path / name)
         if not (self.path / CONFIG).exists():
             _write_json(self.path / CONFIG, wanted)
-            self._cut_log(0)
+            self._cut_log(None, lambda *_: None)
         elif not resume:
             raise UserError(
                 f"{self.path} holds an unfinished run with these settings; "
@@ -196,11 +234,11 @@ class RunDirectory:
         if not path.exists():
             return
         try:
-            stored = json.loads(path.read_bytes())
+            stored = json.loads(read_bytes(path))
             if not isinstance(stored, dict):
                 raise ValueError("it is not an object")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({error}); choose another --out") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read ({reason(error)}); choose another --out") from error
         difference = _difference(stored, wanted, "")
         if difference is not None:
             key, there, here = difference
@@ -214,25 +252,84 @@ class RunDirectory:
             raise RuntimeError(f"{self.path} is finished, closed, or not yet resumed: call resume() before writing")
         return self._rows
 
-    def _cut_log(self, rows: int) -> None:
+    def _cut_log(self, state: State | None, accept: Accept) -> None:
         if self._lock is None:
             raise RuntimeError(f"{self.path} is closed: open it again to resume the run")
-        lines = self._lines()
+        lines, rows = self._lines(), state[2]["metric_rows"] if state else 0
         if len(lines) < rows:
             raise UserError(
                 f"{self.path / METRICS} has {len(lines)} rows, but its checkpoint was taken after {rows}; "
                 "restore both from one copy, or delete both and the run starts over from its first round"
             )
-        with checkpoints.replacing(self.path / METRICS) as fresh:
+        kept = self._parsed(lines[:rows])
+        if state is not None:
+            accept(state, kept)
+        with writing(self.path / METRICS), checkpoints.replacing(self.path / METRICS) as fresh:
             fresh.write_bytes(b"".join(lines[:rows]))
-        self._rows = rows
+        self._rows, self.cut = rows, len(lines) - rows
+
+    def _ended(self) -> dict[str, Any] | None:
+        """What was noted when the run ended, after it was held against the log; None if it has not ended."""
+        path = self.path / FINISHED
+        if not os.path.lexists(path):
+            return None
+        try:
+            found = json.loads(read_bytes(path))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._damaged(f"cannot be read ({reason(error)})") from error
+        if not isinstance(found, dict) or "metric_rows" not in found:
+            raise self._damaged("does not say how many rows the run has")
+        lines = self._lines()
+        if found["metric_rows"] != len(lines):
+            raise self._damaged(f"counts {found['metric_rows']!r:.20} rows, but {METRICS} has {len(lines)}")
+        rounds, last = self._rounds(), self._parsed(lines)[-1].get("round") if lines else None
+        if rounds is not None and last != rounds:
+            raise self._damaged(f"calls a run of {rounds} rounds complete, but {METRICS} ends at round {last!r:.20}")
+        log = read_bytes(self.path / METRICS) if lines else b""
+        if found.get("metrics_sha256", digest := hashlib.sha256(log).hexdigest()) != digest:
+            raise self._damaged(f"was written for another content of {METRICS}")
+        return found
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(
+            f"{self.path / FINISHED} {what}; restore both from a copy, or delete {FINISHED} and continue the run with "
+            "--resume."
+        )
+
+    def _rounds(self) -> int | None:
+        """How many rounds the configuration asks for, if it can be read."""
+        try:
+            found = json.loads(read_bytes(self.path / CONFIG)).get("rounds")
+        except (OSError, ValueError, RecursionError, AttributeError):
+            return None  # told by those who need the configuration
+        return found if type(found) is int else None
 
     def _lines(self) -> list[bytes]:
         """The complete lines of the log: what follows the last newline was cut off by a crash."""
         path = self.path / METRICS
-        if not path.exists():
+        try:
+            content = read_bytes(path)
+        except FileNotFoundError:
             return []
-        return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({reason(error)}); choose another directory.") from error
+        return [line + b"\n" for line in content.split(b"\n")[:-1]]
+
+    def _parsed(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Lines of the log as rows."""
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("expected an object")
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{self.path / METRICS}, line {number} is not JSON of a row ({error}); "
+                    "restore the file from a copy, or start the run again in another --out"
+                ) from error
+            rows.append(row)
+        return rows
 
 
 def _lock(path: Path) -> int:
@@ -253,8 +350,13 @@ def _lock(path: Path) -> int:
 
 
 def _write_json(path: Path, value: dict[str, Any] | list[Any]) -> None:
-    with checkpoints.replacing(path) as fresh:
+    with writing(path), checkpoints.replacing(path) as fresh:
         fresh.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _check_count(path: Path, name: str, value: Any) -> None:
+    if type(value) is not int or value < 0:
+        raise UserError(f"checkpoint {path}: {name} is {value!r:.40}, expected 0 or more; {checkpoints.REMEDY}")
 
 
 def _finite(value: Any) -> Any:

@@ -1,7 +1,30 @@
-"""What to call runs where several are shown together."""
+"""What to call runs where several are shown together, and in which order their methods stand."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from fedslice.recipes import RECIPES
+
+Rank = tuple[int, str, list[tuple[float, str]]]
+
+
+def rank(recipe: str, settings: Mapping[str, Any]) -> Rank:
+    """Return a key that sorts methods: recipes as their table lists them, then others by name, then by settings.
+
+    Whoever shows a set of methods sorts them by it and gives out colours in that order, so that a method has one colour
+    on a page, in figures and on a terminal.
+    """
+    known = list(RECIPES)
+    return known.index(recipe) if recipe in RECIPES else len(known), recipe, _natural(json.dumps(settings))
+
+
+def _natural(words: str) -> list[tuple[float, str]]:
+    """A key by which cohort=5 comes before cohort=30."""
+    parts = re.findall(r"(\d+(?:\.\d+)?(?:e-?\d+)?)|(\D+)", words)
+    return [(float(digits), "") if digits else (-1.0, letters) for digits, letters in parts]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

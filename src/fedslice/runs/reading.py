@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedslice.devices import PRESETS
+from fedslice.disk import read_bytes, reason
 from fedslice.errors import UserError
-from fedslice.panel import Panel
-from fedslice.recipe import first_problem
-from fedslice.runs.directory import CONFIG, ENVIRONMENT, METRICS, ORIGIN, PANELS, RunDirectory
+from fedslice.metrics import Directions
+from fedslice.panel import LARGEST, Panel
+from fedslice.runs.directory import COLUMNS, CONFIG, ENVIRONMENT, METRICS, ORIGIN, PANELS, RunDirectory
+from fedslice.settings import first_problem
 
 _LIST = TypeAdapter(list[Panel])
+_DEEPEST = 50  # of a document: deeper than any run writes it
+_ROUNDS = 10**9
+_SEEDS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,10 @@ class Run:
     panels: list[Panel]
     rows: list[dict[str, Any]]
     finished: bool
+    diverged: dict[str, Any] | None = (
+        None  # of a finished run: the round, and how many updates were rejected of how many
+    )
+    declared: Directions = field(default_factory=dict)  # of which scores less is better; older runs do not say
 
     @property
     def task(self) -> str:
@@ -50,6 +61,42 @@ class Run:
         """How many rounds it is to have."""
         return int(self.config["rounds"])
 
+    @property
+    def method(self) -> dict[str, Any]:
+        """All settings but the task's and the seed: runs that agree in them are runs of one method.
+
+        Of devices that were drawn by the seed the configuration has a digest, which differs by seed; here they are
+        called after what they were drawn from.
+        """
+        recipe = {key: value for key, value in self.config["recipe"].items() if key != "name"}
+        rest = {key: value for key, value in self.config.items() if key not in ("task", "recipe", "seed")}
+        drawn = option(self.command, "--devices")
+        return recipe | rest | ({"devices": drawn} if "devices" in rest and drawn in PRESETS else {})
+
+
+def option(command: str | None, name: str) -> str | None:
+    """Return what a run's command says after an option, or None."""
+    try:
+        words = shlex.split(command or "")
+    except ValueError:  # no command of ours
+        return None
+    return words[words.index(name) + 1] if name in words[:-1] else None
+
+
+def directions(path: Path) -> Directions:
+    """Return which scores of a run are better when they are less, as far as the run says so."""
+    if not (path / COLUMNS).exists():
+        return {}
+    found = _object(path / COLUMNS)
+    sides = [found.get(side) for side in ("lower_is_better", "higher_is_better")]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in sides):
+        raise UserError(
+            f"{path / COLUMNS} holds no lists 'lower_is_better' and 'higher_is_better' of columns; delete the file, "
+            "and directions are told by the columns' names."
+        )
+    lower, higher = sides
+    return dict.fromkeys(higher or (), False) | dict.fromkeys(lower or (), True)
+
 
 def find(places: Iterable[Path]) -> list[Path]:
     """The run directories among these and, where a place is none itself, right below it; each once."""
@@ -67,10 +114,12 @@ def find(places: Iterable[Path]) -> list[Path]:
 def read(path: Path) -> Run:
     """One run, as far as it has come."""
     config = _object(path / CONFIG)
-    for key, kind in (("task", dict), ("recipe", dict), ("seed", int), ("rounds", int)):
-        value = config.get(key)
-        if not isinstance(value, kind) or (isinstance(value, dict) and not isinstance(value.get("name"), str)):
-            raise UserError(f"{path / CONFIG}: {key!r} is {value!r:.60}, which no run of fedslice writes there.")
+    for key in ("task", "recipe"):
+        if not isinstance(config.get(key), dict) or not isinstance(config[key].get("name"), str):
+            raise _strange(path, key, config.get(key))
+    for key, low, high in (("seed", 0, _SEEDS), ("rounds", 1, _ROUNDS)):
+        if type(config.get(key)) is not int or not low <= config[key] <= high:
+            raise _strange(path, key, config.get(key))
     origin = _object(path / ORIGIN) if (path / ORIGIN).exists() else {}
     environment = _object(path / ENVIRONMENT) if (path / ENVIRONMENT).exists() else {}
     run = RunDirectory(path)
@@ -81,9 +130,15 @@ def read(path: Path) -> Run:
         environment,
         command if isinstance(command, str) else None,
         _panels(path / PANELS),
-        _rows(path, run),
+        check_rows(path, run.metrics()),
         run.finished,
+        run.diverged,
+        directions(path),
     )
+
+
+def _strange(path: Path, key: str, value: Any) -> UserError:
+    return UserError(f"{path / CONFIG}: {key!r} is {value!r:.60}, which no run of fedslice writes there.")
 
 
 def _is_run(place: Path) -> bool:
@@ -92,29 +147,71 @@ def _is_run(place: Path) -> bool:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give another run directory.") from None
+        found = json.loads(read_bytes(path))
+        _check_plain(found, _DEEPEST)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({reason(error)}); give another run directory.") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} holds no JSON object, which every run has there; give another run directory.")
     return found
 
 
-def _rows(path: Path, run: RunDirectory) -> list[dict[str, Any]]:
-    rows = run.metrics()
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or type(row.get("round")) is not int:
-            raise UserError(f"{path / METRICS}, line {number} is no row with a round; give another directory.")
+def _check_plain(value: Any, deepest: int) -> None:
+    """Refuse what JSON can hold and a page cannot: half a character, and a nesting without end."""
+    match value:
+        case str():
+            value.encode()
+        case dict() | list() if deepest == 0:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
+        case dict():
+            for key, entry in value.items():
+                _check_plain(key, deepest)
+                _check_plain(entry, deepest - 1)
+        case list():
+            for entry in value:
+                _check_plain(entry, deepest - 1)
+
+
+def check_rows(path: Path, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the log of the run at ``path``, seen to hold a round and numbers, as an experiment writes them.
+
+    A number that no measurement gives (NaN, or beyond 1e300) is as good as none.
+    """
+    rows = []
+    for number, row in enumerate(found, start=1):
+        where = f"{path / METRICS}, line {number}"
+        if type(row.get("round")) is not int:
+            raise UserError(f"{where} is no row with a round; give another directory.")
+        if not 0 <= row["round"] <= _ROUNDS:
+            raise UserError(
+                f"{where}: round is {_short(row['round'])}, expected 0 to {_ROUNDS}; give another directory."
+            )
         for name, value in row.items():
+            if not _encodable(name):
+                raise UserError(f"{where} has a column {name!r:.60} that is no text; give another directory.")
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise UserError(f"{path / METRICS}, line {number}: {name} is {value!r:.60}, expected a number.")
+                raise UserError(f"{where}: {name:.60} is {value!r:.60}, expected a number.")
+        rows.append({n: v if v is None or abs(v) <= LARGEST else None for n, v in row.items()})
     return rows
+
+
+def _encodable(name: str) -> bool:
+    """Whether it is text, and not half a character, which JSON can name."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _short(number: int) -> str:
+    """A number with its size rather than hundreds of digits."""
+    digits = str(abs(number))
+    return str(number) if len(digits) <= 20 else f"a number of {len(digits)} digits"
 
 
 def _panels(path: Path) -> list[Panel]:
     if not path.exists():
         return []
     try:
-        return _LIST.validate_json(path.read_bytes())
+        return _LIST.validate_json(read_bytes(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason(error)}); delete it, and the report leaves it out.") from None
     except ValidationError as error:
         raise UserError(f"{path}: {first_problem(error)}; delete the file, and the report leaves it out.") from None

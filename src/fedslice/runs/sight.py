@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedslice.plot import DARK
 from fedslice.runs.directory import FINISHED as FINISHED_FILE
 from fedslice.runs.directory import LOCK, METRICS
-from fedslice.runs.naming import short_names
+from fedslice.runs.naming import rank, short_names
 from fedslice.runs.reading import Run, find, read
 
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
-_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta", "bright_yellow")
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,27 @@ class Sight:
 
 
 class Watcher:
-    """Looks at runs again and again, and reads only those that changed."""
+    """Looks at runs again and again, and reads only those that changed.
+
+    Runs of one method share the colour that a report of the same runs gives it; a method that appears later gets the
+    next one.
+    """
 
     def __init__(self, places: Sequence[Path]):
         self._places = places
         self._known: dict[Path, tuple[object, Run]] = {}
-        self._colours: dict[Path, str] = {}
+        self._colours: dict[str, str] = {}
 
     def look(self) -> list[Sight]:
         """All runs at these places as of now."""
         found = [(self._read(path, held(path)), path) for path in find(self._places)]
-        names = _names([run for (run, _), _ in found])
+        runs = [run for (run, _), _ in found]
+        tasks = list(dict.fromkeys(_task(run) for run in runs))
+        for run in sorted(runs, key=lambda run: (tasks.index(_task(run)), rank(run.recipe, run.method))):
+            self._colours.setdefault(_method(run), DARK[len(self._colours) % len(DARK)])
         return [
-            Sight(run, name, state, self._colours.setdefault(path, _COLOURS[len(self._colours) % len(_COLOURS)]))
-            for ((run, state), path), name in zip(found, names, strict=True)
+            Sight(run, name, state, self._colours[_method(run)])
+            for ((run, state), _), name in zip(found, _names(runs), strict=True)
         ]
 
     def _read(self, path: Path, held: bool) -> tuple[Run, str]:
@@ -67,10 +75,18 @@ class Watcher:
         return run, FINISHED if run.finished else RUNNING if held else STOPPED
 
 
+def _task(run: Run) -> str:
+    return json.dumps(run.config["task"], sort_keys=True)
+
+
+def _method(run: Run) -> str:
+    return json.dumps([run.config["task"], run.recipe, run.method], sort_keys=True)
+
+
 def held(path: Path) -> bool:
     """Does a process write this run? Asked with a shared lock: who watches must not look like who writes."""
     try:
-        descriptor = os.open(path / LOCK, os.O_RDONLY)
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

@@ -11,6 +11,8 @@ from torch import Tensor
 from fedslice.parts import Part
 from fedslice.task import Task
 
+USUAL_COHORT = 50  # clients per round, where nobody says how many
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -33,6 +35,7 @@ class Select(Part):
     """Who takes part."""
 
     remote: ClassVar[bool] = True  # does anything travel over a network?
+    squares: ClassVar[bool] = False  # do clients report the mean squared loss of the samples they trained on?
 
     def repeats(self) -> bool:
         """May one client appear twice in a cohort?"""
@@ -45,6 +48,10 @@ class Select(Part):
     def batch_scale(self) -> int:
         """By how much a client's batches are larger than one client's own."""
         return 1
+
+    def seen(self, rounds: int | None, clients: int) -> int:  # noqa: ARG002
+        """How many of so many clients can have taken part when a run of so many rounds is over."""
+        return clients
 
     def choose(self, t: int, clients: int, seed: int) -> Cohort:
         """The cohort of round ``t`` out of this many clients."""

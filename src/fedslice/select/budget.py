@@ -29,10 +29,10 @@ def known_devices(world: World, label: str) -> Devices:
     return world.devices
 
 
-def full_seconds(world: World, devices: Devices) -> Vector:
-    """t_n of every client that exchanges all it holds (S3, equations 7, 9 and 11 at D_n = 0)."""
+def full_seconds(world: World, devices: Devices, training: bool = True) -> Vector:
+    """t_n of every client that exchanges all it holds (S3, equations 7, 9 and 11 at D_n = 0), or that without t_cmp."""
     held = world.round_bytes().cpu()
-    return devices.seconds(np.arange(len(devices)), world.round_samples(), held, held)
+    return devices.seconds(np.arange(len(devices)), world.round_samples() if training else 0, held, held)
 
 
 def affordable(order: Numbers, sizes: Numbers, budget: float) -> Numbers:

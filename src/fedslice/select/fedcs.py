@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -19,14 +20,17 @@ from fedslice.select.budget import Numbers, Share, affordable, cohort, full_seco
 class FedCS(Select):
     """The fastest clients, as many as the share ``budget`` of all parameters allows (0.6 unless said otherwise).
 
-    That is S3's reading, which gives all methods the same number of parameters to exchange. With ``deadline``, in
-    seconds, it is the original protocol instead: as many clients as a greedy search fits into a round of that length.
+    That is FedDD's reading, which gives all methods the same number of parameters to exchange. ``time`` says which
+    clients are fast: those with the shortest ``communication`` (as in FedDD's section 6.2), or those with the shortest
+    ``total``, training included. With ``deadline``, in seconds, it is the original protocol instead, which has no use
+    for ``time``: as many clients as a greedy search fits into a round of that length.
     """
 
     label = "fedcs"
 
     budget: Share | None = None
     deadline: Positive | None = None
+    time: Literal["communication", "total"] = "communication"
 
     @model_validator(mode="after")
     def _one_limit(self) -> FedCS:
@@ -39,7 +43,8 @@ class FedCS(Select):
         devices = known_devices(world, self.label)
         held = world.round_bytes().cpu().numpy()
         if self.deadline is None:
-            order = full_seconds(world, devices).argsort(kind="stable")
+            seconds = full_seconds(world, devices, training=self.time == "total")
+            order = seconds.argsort(kind="stable")
             self._chosen = affordable(order, held, 0.6 if self.budget is None else self.budget)
             return
         everyone = np.arange(len(devices))

@@ -26,11 +26,11 @@ _LEAST = 1e-300  # the weight of a client that is worth nothing: it comes last, 
 
 @dataclass(config=CHECKED)
 class Oort(Select):
-    """Clients by utility, |B_i|·√(mean of squared losses)·(T/t_i)^(α·1[t_i > T]), from their last round.
+    """Clients by utility, |B_i|·√(mean over B_i of squared losses)·(T/t_i)^(α·1[t_i > T]), from their last round.
 
-    A server knows a client's mean loss over its steps, not the loss of every sample, so the mean stands for the root
-    of the mean square. A client whose loss is not finite keeps its last finite one, and is worth nothing before it had
-    any.
+    The mean square is over the samples that the client trained on in its last round, each with the loss it had before
+    the step that it was part of. A client whose loss is not finite keeps its last finite one, and is worth nothing
+    before it had any.
 
     ``scheme="top"`` is S3's reading: after a first round of everyone the best in order, as many as the share ``budget``
     of all parameters allows, where T is the ``budget``-quantile of all t_i. ``full`` is the published method, with a
@@ -42,6 +42,7 @@ class Oort(Select):
     """
 
     label = "oort"
+    squares = True
 
     budget: Share = 0.6  # A, as for every method of S3
     alpha: NonNegative = 2.0  # how much slowness costs; S3 gives 2
@@ -104,7 +105,8 @@ class Oort(Select):
     def observe(self, end: RoundEnd) -> None:
         """Remember what the cohort was worth."""
         who = end.clients.cpu()
-        utility = self._samples[who] * end.losses.cpu().double().abs()
+        assert end.squares is not None
+        utility = self._samples[who] * end.squares.cpu().double().sqrt()
         usable = utility.isfinite()
         if self.scheme == "full":
             self._pace(end.round + 1, utility[usable & (self._last[who] > 0)])

@@ -4,18 +4,18 @@ import torch
 from pydantic.dataclasses import dataclass
 
 from fedslice.parts import CHECKED, Count
-from fedslice.select.base import Cohort, Select
+from fedslice.select.base import USUAL_COHORT, Cohort, Select
 from fedslice.task import Task
 
 
 @dataclass(config=CHECKED)
 class Pooled(Select):
-    """One client owns all samples and stands for a cohort: its batches are ``cohort`` times as large."""
+    """One client owns all samples and stands for a cohort: its batches are ``cohort`` (usually 50) times as large."""
 
     label = "pooled"
     remote = False
 
-    cohort: Count = 50
+    cohort: Count | None = None
 
     def population(self, task: Task) -> Task:
         """Everyone's samples in one hand."""
@@ -23,7 +23,7 @@ class Pooled(Select):
 
     def batch_scale(self) -> int:
         """The pooled batch is K·B."""
-        return self.cohort
+        return self.cohort or USUAL_COHORT
 
     def choose(self, t: int, clients: int, seed: int) -> Cohort:  # noqa: ARG002
         """The only client there is."""

@@ -36,8 +36,9 @@ class ChannelDropout(Narrow):
     ``rate`` is every client's dropout rate. Without it, rates are allocated after every round such that the share
     ``budget`` (A) of all parameters goes up, nobody drops more than ``most`` (D_max), and slow clients with little to
     tell drop more (equations 13 to 17); in the first round nobody drops anything. That needs devices: without, every
-    client drops 1 − A. ``delta`` weighs what is lost against the time of a round; at 1, dropping everything counts as
-    much as the round of a median client (S3 gives no number).
+    client drops 1 − A. ``delta`` weighs what is lost against the time of a round. Its unit is a ``round`` (at 1,
+    dropping everything counts as much as the round of a median client, as FedDD's paper gives no number), or a
+    ``second``, for δ as it stands in equation 14.
 
     ``by`` says which channels go up: by importance (equation 21), by the ratio of norms that stands for it, the
     largest, those that changed most, the first ones, or at random. ``keep_last`` always sends the whole output layer.
@@ -52,6 +53,7 @@ class ChannelDropout(Narrow):
     budget: Share = 0.6
     most: Annotated[float, Field(ge=0, lt=1)] = 0.8
     delta: NonNegative = 1.0
+    delta_unit: Literal["round", "second"] = "round"
     by: Literal["importance", "norm-ratio", "max", "delta", "ordered", "random"] = "importance"
     keep_last: bool = False
     full_every: Count = 5
@@ -97,7 +99,8 @@ class ChannelDropout(Narrow):
             return
         size, losses = self.held().numpy(), torch.where(known, self._losses, self._losses[known].mean())
         lost = regularizers(self._samples, self._shares, size, losses.numpy())
-        delta = scale_delta(self.delta, self._seconds, self._compute, lost)
+        relative = self.delta_unit == "round"
+        delta = scale_delta(self.delta, self._seconds, self._compute, lost) if relative else self.delta
         found = allocate(size, self._seconds, self._compute, lost, self.budget, self.most, delta)
         self._rates = torch.from_numpy(found.rates)
 

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.channels import Layer, Prefixes, layers, network, prefixes, same_when_narrow
-from fedslice.errors import UserError
+from fedslice.errors import UserError, shown
 from fedslice.models.images import widths as sub_model
 from fedslice.parts import CHECKED, World
 from fedslice.slice import Axis, Slice
@@ -47,7 +47,10 @@ class Narrow(Slices):
         super().setup(world)
         wanted = _parse(self.widths)
         plain = all(width == _WHOLE for width in wanted)
-        self._layers: dict[str, Layer] = (layers if plain else network)(world.task.module, self._shapes)
+        try:
+            self._layers: dict[str, Layer] = (layers if plain else network)(world.task.module, self._shapes)
+        except UserError as error:
+            raise UserError(f"slices={self.label}: {error}") from None
         held = [prefixes(self._layers, width) for width in wanted]
         if not plain:
             for text, one in zip(_texts(self.widths), held, strict=True):
@@ -115,7 +118,7 @@ def _parse(widths: str) -> list[float | list[int]]:
             outputs = []
         if not outputs or min(outputs) < 1:
             raise ValueError(
-                f"{word!r} is no width; give shares above 0 up to 1 (1,0.5), outputs of each layer (32-64,16-32), "
+                f"{shown(word)} is no width; give shares above 0 up to 1 (1,0.5), outputs of each layer (32-64,16-32), "
                 f"or one of {', '.join(SETS)}"
             )
         out.append(outputs)

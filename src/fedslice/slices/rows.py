@@ -20,7 +20,10 @@ class FeatureRows(Slices):
         """Refuse a task without tables: there would be no rows to choose from."""
         super().setup(world)
         if not world.task.index_sets:
-            raise UserError(f"slices=feature-rows needs a task with tables, and {world.task.name!r} names none.")
+            raise UserError(
+                f"slices={self.label} needs a task with tables, and task {world.task.name!r} has none; name them in "
+                "Task(tables=...), or use slices=whole."
+            )
         self._index_sets: list[IndexSets] = world.task.index_sets
 
     def hold(self, t: int, clients: Tensor) -> Slice:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedslice.errors import UserError, unknown
+from fedslice.errors import UserError, shown, unknown
+from fedslice.local.fdrl import ENCODERS
 from fedslice.local.head import head
+from fedslice.models.images import PAIRS, ImageClassifier
+from fedslice.models.resnet import ResNet
 from fedslice.panel import Panel
 from fedslice.parts import CHECKED, RoundEnd, World
+from fedslice.settings import first_problem, pairs
 from fedslice.slice import Slice, Values
 from fedslice.slices.base import Slices
 from fedslice.slices.channels import ChannelDropout
@@ -151,21 +155,29 @@ def _matching(pattern: str, task: Task) -> list[str]:
     found = [name for name in task.shapes if fnmatchcase(name, pattern)]
     if not found:
         raise UserError(
-            f"slices=shared: no parameter matches {pattern!r}; the model has {', '.join(task.shapes)}; give patterns "
-            "that match some of them, or a model with a part of that name."
+            f"slices=shared: no parameter matches {shown(pattern)}; the model has {', '.join(task.shapes)}; give "
+            f"patterns that match some of them, or {_model_with(pattern, task)}."
         )
     return found
 
 
+def _model_with(pattern: str, task: Task) -> str:
+    """Words for a model whose parameters match a pattern that those of this one do not."""
+    encoder = pattern.partition(".")[0]
+    if encoder not in ENCODERS:
+        return "a model with a part of that name"
+    if isinstance(task.module, ImageClassifier | ResNet):
+        deep = any(isinstance(layer, nn.Conv2d) for layer in task.module.modules())
+        return f"a model with two encoders: model={'fdrl-cnn' if deep else 'fdrl-mlp'} (there are {', '.join(PAIRS)})"
+    return "a model with two encoders: build it with fedslice.models.discriminative.Discriminative"
+
+
 def _build(text: str) -> Slices:
     """The inner part from its name and ``key=value`` words."""
-    from fedslice.recipe import first_problem
-
     name, *words = text.split() or [""]
     if name not in INNER:
-        raise ValueError(str(unknown("part", name, INNER)).rstrip(".?"))
-    settings = dict(word.partition("=")[::2] for word in words)
+        raise unknown("part", name, INNER)
     try:
-        return INNER[name](**settings)
+        return INNER[name](**pairs(words))
     except ValidationError as error:
         raise ValueError(f"{name}: {first_problem(error)}") from None

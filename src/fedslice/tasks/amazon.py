@@ -87,6 +87,7 @@ ENTRY = Entry(
     needs=NEEDS,
     options=AmazonOptions,
     make=make,
+    needs_data=True,
     rounds=200,
     settings={"cohort": 100, "lr": 0.05, "batch_size": 4, "clip": 10.0, "local.decay": 0.999},
 )

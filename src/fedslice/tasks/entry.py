@@ -10,16 +10,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice.errors import UserError
-from fedslice.recipe import first_problem
+from fedslice.settings import concerned, first_problem
 from fedslice.task import Task
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Options(BaseModel):
-    """Options of a task; one that it does not know is refused."""
+    """Options of a task; one that it does not know, or of another type, is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ class Entry:
     rounds: int = 100
     eval_every: int = 10
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the recipe: cohort, learning rate, …
+    needs_data: bool = False  # whether, by its default options, it cannot do without --data
 
     def check(self, options: Mapping[str, Any]) -> Options:
         """The options, filled up with defaults; a wrong one is told in a sentence."""
         try:
             return self.options(**options)
         except ValidationError as error:
-            raise UserError(f"task {self.name}: {first_problem(error)}.") from None
+            raise UserError(f"task {self.name}: {first_problem(error)}.", concerned(error, options)) from None
 
     def build(self, options: Mapping[str, Any], data: Path | None) -> Task:
         """The task with these options."""

@@ -62,6 +62,7 @@ ENTRY = Entry(
     needs=NEEDS,
     options=MovieLensOptions,
     make=make,
+    needs_data=True,
     rounds=400,
     settings={"cohort": 50, "lr": 0.1, "batch_size": 5},
 )

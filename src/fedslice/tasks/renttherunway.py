@@ -39,6 +39,7 @@ ENTRY = Entry(
     needs=NEEDS,
     options=RentTheRunwayOptions,
     make=make,
+    needs_data=True,
     rounds=1000,
     settings={"cohort": 50, "lr": 0.1, "batch_size": 5},
 )

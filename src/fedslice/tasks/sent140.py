@@ -30,6 +30,7 @@ ENTRY = Entry(
     needs=NEEDS,
     options=LanguageOptions,
     make=make,
+    needs_data=True,
     rounds=1000,
     settings={"cohort": 50, "lr": 0.1, "batch_size": 5},
 )

@@ -49,7 +49,7 @@ def flat(values: dict[str, Tensor]) -> Tensor:
 def test_with_the_identity_for_a_basis_it_is_sgd() -> None:
     task = mlp()
     size = sum(shape.numel() for shape in task.shapes.values())
-    plain = run(task, get("fedavg", **COMMON), rounds=5)
+    plain = run(task, get("fedavg", weights="uniform", **COMMON), rounds=5)
     experiment = Experiment(task, projected(rank=size, warmup=1, every=0), rounds=5, eval_every=1)
     for row in experiment.stream():
         if row["round"] == 1:

@@ -116,10 +116,12 @@ def test_runs_are_found_once_and_below_a_directory(done: Path) -> None:
 
 
 def spoil(done: Path, place: Path, name: str, text: str) -> Path:
+    """A copy of a run with other content of a file; a finished run would be refused for another log alone."""
     copy = place / "run"
     copy.mkdir()
     for entry in done.iterdir():
-        (copy / entry.name).write_bytes(entry.read_bytes())
+        if entry.name != "finished.json" or name != "metrics.jsonl":
+            (copy / entry.name).write_bytes(entry.read_bytes())
     (copy / name).write_text(text)
     return copy
 

@@ -14,24 +14,23 @@ from contextlib import contextmanager
 from types import FrameType
 
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
-_IDLE = "no training was under way, so there was nothing to save."
 _continued = 0  # times that the program went on after it had been stopped (SIGSTOP, Ctrl-Z)
 
 
 class Stopped(BaseException):
-    """The end of the program on request. The message says what was saved and how to go on.
+    """The end of the program on request. The message says what was saved and how to go on, if anything was begun.
 
     ``saved`` is the round whose state is on disk, 0 if there is none.
     """
 
-    def __init__(self, number: int, sentence: str = _IDLE, saved: int = 0):
+    def __init__(self, number: int, sentence: str = "", saved: int = 0):
         super().__init__(number, sentence, saved)  # all of them, for the exception travels between processes
         self.number = number
         self.saved = saved
         self._sentence = sentence
 
     def __str__(self) -> str:
-        return f"{_NAMES[signal.Signals(self.number)]}; {self._sentence}"
+        return _NAMES[signal.Signals(self.number)] + (f"; {self._sentence}" if self._sentence else ".")
 
     @property
     def code(self) -> int:

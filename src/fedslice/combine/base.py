@@ -18,11 +18,13 @@ class Combine(Part):
     per_holder: ClassVar[bool] = False  # divide each coordinate by the weight of those who sent it?
 
     weights: Literal["samples", "uniform"] = "samples"
+    population_weight: float  # W, the weights of all clients; known after the set-up
 
     def setup(self, world: World) -> None:
         """w_i: the number of a client's training samples, or one."""
         sizes = world.task.federation.train.sizes.cpu()
         self._weights = sizes.to(torch.float64) if self.weights == "samples" else torch.ones(len(sizes)).double()
+        self.population_weight = float(self._weights.sum())
 
     def weigh(self, clients: Tensor) -> Tensor:
         """The weights of these clients."""

@@ -34,12 +34,11 @@ class HeatCorrected(Combine):
     def setup(self, world: World) -> None:
         """W and W_m of every table; a row that nobody holds is never updated, and its coefficient is one."""
         super().setup(world)
-        self._population = float(self._weights.sum())
         self._clients = len(self._weights)
         self._coef: dict[str, Tensor] = {}
         for sets in world.task.index_sets:
             coef = sets.weight(self._weights)
-            torch.div(coef.new_tensor(self._population), coef, out=coef)
+            torch.div(coef.new_tensor(self.population_weight), coef, out=coef)
             coef.masked_fill_(coef.isinf(), 1.0)
             if self.max_coef is not None:
                 coef.clamp_(max=self.max_coef)
@@ -56,7 +55,7 @@ class HeatCorrected(Combine):
         if not mean:  # nobody sent anything that could be used
             return mean
         if self.estimator == "horvitz-thompson":  # (N/K)·Σ w_i·Δ_i / W_m  =  c_m · mean · (N/K)·Σ_C w_i / W
-            scale = self._clients / total.clients * total.weight / self._population
+            scale = self._clients / total.clients * total.weight / self.population_weight
         out: Step = {}
         for name, (rows, values) in mean.items():
             if name in self._coef:

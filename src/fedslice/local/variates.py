@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,15 +44,10 @@ class Variates(Corrected):
         variate = exchanged.gather(self._variate)
         return {name: c - self.recall("variate", name, clients, exchanged)[0] for name, c in variate.items()}
 
-    @cached_property
-    def _population(self) -> float:
-        """W, which is summed once: a round must not look at every client."""
-        return float(self._combine.weigh(torch.arange(self._clients)).sum())
-
     def report(self, work: Work, end: Values) -> Values:
         """N·w_i/W times c_i⁺ − c_i = (X − x)/(I·γ) − c."""
         now = work.layout.only(work.aside).gather(self._variate)
-        share = self._clients * self._combine.weigh(work.clients) / self._population
+        share = self._clients * self._combine.weigh(work.clients) / self._combine.population_weight
         return {
             name: (_moved(work, end, name) - variate) * share.to(variate).view(-1, *[1] * (variate.dim() - 1))
             for name, variate in now.items()

@@ -6,6 +6,7 @@ machine falls on all alike, and medians are reported.
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import population, weights
+from benchmarks import families, neighbours, population, weights
 from benchmarks.peers import environments
 from benchmarks.subspace import EVERY
 from fedslice import tasks
@@ -208,19 +209,44 @@ def scaling(repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-Row = dict[str, Any]
+def crowded(data: Path | None, repeats: int) -> list[dict[str, Any]]:
+    """Rounds beside processes that never wait: as the library trains, and on PyTorch's threads."""
+    rows = []
+    for task, rounds in neighbours.TASKS.items():
+        if task == "amazon" and data is None:
+            continue
+        all_of_them = [
+            Contestant(f"{task}, {setting}", neighbours.command(task, setting, data), rounds)
+            for setting in neighbours.SETTINGS
+        ]
+        found: dict[int, list[list[float]]] = {count: [[] for _ in all_of_them] for count in neighbours.BUSY}
+        for repeat in range(repeats):
+            for count, seconds in found.items():
+                with neighbours.busy(count):
+                    for each, own in zip(all_of_them, seconds, strict=True):
+                        each.measure()
+                        own.append(each.seconds[-1])
+            print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        for each in all_of_them:
+            each.close()
+        best = min(statistics.median(own) for own in found[0])
+        for place, setting in enumerate(neighbours.SETTINGS):
+            medians = {count: statistics.median(seconds[place]) for count, seconds in found.items()}
+            fair = {count: neighbours.times_fair(median, best, count) for count, median in medians.items()}
+            rows.append({"task": task, "setting": setting, "seconds_per_round": medians, "times_fair": fair})
+    return rows
 
 
-def race_line(row: Row) -> str:
-    """A contestant of a race."""
+def race_line(row: dict[str, Any]) -> str:
+    """A contestant beside the first."""
     return (
         f"{row['task']:<10} {row['who']:<31} {row['seconds_per_round'] * 1000:>9.1f} ms per round"
         f"  {row['times_fedslice']:>7.2f} x  (from {row['times_min']:.2f} to {row['times_max']:.2f})"
     )
 
 
-def weights_line(row: Row) -> str:
-    """A perceptron with both engines."""
+def weights_line(row: dict[str, Any]) -> str:
+    """A perceptron on both engines."""
     together, alone = (1000 * row["seconds"][engine] for engine in weights.ENGINES)
     return (
         f"perceptron {row['weights']:>9,} weights, batch {row['batch']:>3}: {together:>6.2f} ms together"
@@ -228,8 +254,26 @@ def weights_line(row: Row) -> str:
     )
 
 
-def scaling_line(row: Row) -> str:
-    """A size of the table."""
+def families_line(row: dict[str, Any]) -> str:
+    """A family of models on both engines, and as chosen."""
+    cells = "".join(f"{1000 * row['seconds'].get(engine, math.nan):>10.1f}" for engine in families.ENGINES)
+    return (
+        f"{row['family']:<17} {row['size']:<10} batch {row['batch']:>2}:{cells} ms per round"
+        f" ({', '.join(families.ENGINES)}), auto {row['auto_over_best']:.2f} x the best, {row['chosen']}"
+    )
+
+
+def neighbours_line(row: dict[str, Any]) -> str:
+    """A setting when the machine is quiet, and beside busy processes."""
+    cells = "".join(
+        f"{1000 * row['seconds_per_round'][count]:>9.1f} ms ({row['times_fair'][count]:>5.2f} x fair)"
+        for count in neighbours.BUSY
+    )
+    return f"{row['task']:<12} {row['setting']:<16}{cells}  beside {', '.join(map(str, neighbours.BUSY))} busy"
+
+
+def scaling_line(row: dict[str, Any]) -> str:
+    """A table beside the smallest."""
     return (
         f"hotcold {row['items']:>11,} items {row['seconds_per_round'] * 1000:>8.1f} ms per round"
         f"  {row['times_smallest']:>5.2f} x  table {row['table_bytes'] / 1e6:>6.1f} MB"
@@ -237,7 +281,7 @@ def scaling_line(row: Row) -> str:
     )
 
 
-def population_line(row: Row) -> str:
+def population_line(row: dict[str, Any]) -> str:
     """A recipe with few and with many clients."""
     few, many = (
         f"{1000 * row['seconds'][clients]:>8.2f} ms with {clients:,} clients" for clients in population.CLIENTS
@@ -248,13 +292,17 @@ def population_line(row: Row) -> str:
     )
 
 
-PARTS: dict[str, tuple[Callable[[int], list[Row]], Callable[[Row], str]]] = {
-    "language": (language, race_line),
-    "images": (images, race_line),
-    "subspace": (streaming, race_line),
-    "weights": (weights.rows, weights_line),
-    "scaling": (scaling, scaling_line),
-    "population": (population.rows, population_line),
+Rows = list[dict[str, Any]]
+PARTS: dict[str, tuple[Callable[[Any, int], Rows], Callable[[dict[str, Any]], str]]] = {
+    "speed": (speed, race_line),
+    "language": (lambda _, repeats: language(repeats), race_line),
+    "images": (lambda _, repeats: images(repeats), race_line),
+    "subspace": (lambda _, repeats: streaming(repeats), race_line),
+    "weights": (lambda _, repeats: weights.rows(repeats), weights_line),
+    "families": (lambda _, repeats: families.rows(repeats), families_line),
+    "neighbours": (crowded, neighbours_line),
+    "scaling": (lambda _, repeats: scaling(repeats), scaling_line),
+    "population": (lambda _, repeats: population.rows(repeats), population_line),
 }
 
 
@@ -263,19 +311,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with ml-1m.zip and the Amazon training file")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", choices=["speed", *PARTS])
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     found: dict[str, Any] = {"repeats": given.repeats}
     if given.only == "speed" and given.data is None:
         parser.error("the races on real data need --data (make bench DATA=...)")
-    parts = dict(PARTS)
-    if given.data is not None:
-        parts = {"speed": (lambda repeats: speed(given.data, repeats), race_line), **parts}
-    for name, (measure, line) in parts.items():
-        if given.only in (None, name):
-            found[name] = measure(given.repeats)
-            print(*map(line, found[name]), sep="\n", flush=True)
+    for name, (measure, line) in PARTS.items():
+        if given.only == name or (given.only is None and (name != "speed" or given.data is not None)):
+            found[name] = measure(given.data, given.repeats)
+            for row in found[name]:
+                print(line(row), flush=True)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

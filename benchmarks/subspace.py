@@ -39,7 +39,7 @@ def main() -> None:
     """Answer requests until the input ends."""
     kind, epochs = sys.argv[1:]
     requests, run = Requests(), experiment(kind, int(epochs))
-    with threads(run.engine.threads):
+    with threads(run.engine.round_threads):
         for t in range(1, 1 + EVERY):
             run._one_round(t)
         requests.ready()

@@ -50,7 +50,7 @@ def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Ca
     experiment = Experiment(task, recipe, rounds=1)
     if kind == "plain":
         return PlainLoop(experiment).round
-    count = experiment.engine.threads
+    count = experiment.engine.round_threads
 
     def one_round(t: int) -> None:
         with threads(count):

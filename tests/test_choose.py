@@ -1,14 +1,36 @@
 """Which engine is chosen: by counting what a step of one client takes, so that the answer is always the same."""
 
+import sys
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from benchmarks import families
 from torch import Tensor, nn
 
 from fedslice import Experiment, UserError, recipes
+from fedslice.engines import Sequential, Vectorized
 from fedslice.nn import LSTM
-from toys import classifier
+from fedslice.work import Work, download
+from toys import assert_close, classifier
+
+counting = sys.modules["fedslice.engines.choose"]  # the package's own `choose` is the function
+
+UNLIKE = "vmap cannot carry this model"
+CHOSEN = {  # with a word of the reason, small and of a realistic size
+    "lr": ("many small operations", "many small operations"),
+    "mlp": ("many small operations", "many small operations"),
+    "din": ("many small operations", "many small operations"),
+    "cnn": ("many small operations", "the way of many weights to the memory"),
+    "resnet": ("many small operations", "many small operations"),
+    "gru": (UNLIKE, UNLIKE),
+    "lstm": (UNLIKE, UNLIKE),
+    "fedslice.nn.LSTM": ("many small operations", "many small operations"),
+    "transformer": ("many small operations", "the memory that vectorised operations move"),
+    "branch": (UNLIKE, UNLIKE),
+    "two towers": ("many small operations", "many small operations"),
+}
 
 
 class Recurrent(nn.Module):
@@ -129,3 +151,109 @@ def test_clients_with_many_weights_train_one_by_one(width: int, engine: str) -> 
 
 def test_unless_their_layer_keeps_to_the_cache() -> None:
     assert chosen(Recurrent()) == "vectorized"
+
+
+class Stepwise(nn.Module):
+    """Reads numbers one after the other with a cell for which vmap has no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(1, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 8)
+        for number in x.unbind(1):
+            state = self.cell(number[:, None], state)
+        found: Tensor = self.head(state)
+        return found
+
+
+class Bounded(Perceptron):
+    """A perceptron that bounds its inputs, an operation for which vmap has no rule either."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.renorm(2, 0, 1.0))
+
+
+def first_work(experiment: Experiment) -> Work:
+    """What two clients do in the first round."""
+    cohort = experiment.recipe.select.choose(0, len(experiment.task.federation), 0)
+    clients, draws = cohort.clients[:2], cohort.draws[:2]
+    return download(experiment.world, experiment.recipe, experiment.model, 0, clients, draws)
+
+
+def operations(experiment: Experiment) -> tuple[int, int, int]:
+    """Of a step of one client alone, and of two and four together."""
+    work, counted = first_work(experiment), []
+    for kind, clients in ((Sequential, 1), (Vectorized, 2), (Vectorized, 4)):
+        cost = counting._count(kind, experiment.task, experiment.recipe.local, work, clients)
+        counted.append(cost.operations)
+    one, two, four = counted
+    return one, two, four
+
+
+@pytest.mark.parametrize("realistic", [False, True], ids=["small", "realistic"])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_choice_for_each_family_of_models(family: str, realistic: bool) -> None:
+    found = families.experiment(families.FAMILIES[family][realistic], 5, "auto").engine
+    reason = CHOSEN[family][realistic]
+    assert found.reason.startswith(reason)
+    assert found.engine.label == ("vectorized" if reason == "many small operations" else "sequential")
+    assert found.forced == (reason == UNLIKE)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_each_family_trains_alike_on_both_engines(family: str) -> None:
+    size = families.FAMILIES[family][0]._replace(steps=3)
+    alone = families.experiment(size, 5, "sequential")
+    alone.run()
+    for engine in ("auto",) if CHOSEN[family][0] == UNLIKE else ("auto", "vectorized"):
+        other = families.experiment(size, 5, engine)
+        other.run()
+        assert_close(other.model, alone.model, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [family for family in families.FAMILIES if CHOSEN[family][0] != UNLIKE])
+def test_vectorised_operations_do_not_grow_with_the_clients(family: str) -> None:
+    """Attention among them, which has a fused kernel that vmap would run client by client."""
+    one, two, four = operations(families.experiment(families.FAMILIES[family][0], 5, "auto"))
+    assert four - two < one / 100
+
+
+def test_operations_that_vmap_runs_client_by_client_are_seen() -> None:
+    experiment = Experiment(classifier(Stepwise()), recipes.get("fedavg", cohort=3), rounds=1)
+    one, two, four = operations(experiment)
+    assert (four - two) / 2 > 0.8 * one
+    assert experiment.engine.reason.startswith("operations that vmap runs client by client")
+    assert not experiment.engine.forced
+
+
+def test_a_single_one_of_them_does_not_outweigh_the_rest() -> None:
+    experiment = Experiment(classifier(Bounded(10)), recipes.get("fedavg", cohort=3), rounds=1)
+    _, two, four = operations(experiment)
+    assert four > two
+    assert experiment.engine.engine.label == "vectorized"
+
+
+def test_the_calibration_says_nothing_of_its_own_and_draws_nothing() -> None:
+    dropping = Perceptron(10)
+    dropping.append(nn.Dropout(0.5))
+    experiment = Experiment(classifier(dropping), recipes.get("fedavg", cohort=3), rounds=1)
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert experiment.engine
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_vectorising_what_vmap_cannot_carry_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"Branching cannot train with engine=vectorized.*use engine=sequential"):
+        assert families.experiment(families.FAMILIES["branch"][0], 5, "vectorized").engine
+
+
+@pytest.mark.parametrize(("cohort", "most", "workers", "chunk"), [(20, 7, 1, 7), (20, 7, 2, 6), (20, 1, 2, 2)])
+def test_chunks_are_about_even_and_shared_alike_by_all_workers(
+    cohort: int, most: int, workers: int, chunk: int
+) -> None:
+    assert counting._even(cohort, most, workers) == chunk

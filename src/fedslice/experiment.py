@@ -155,7 +155,7 @@ class Experiment:
             yield self._row()
         while self.round < self.rounds:
             watch = Stopwatch()
-            with threads(self.engine.threads):
+            with threads(self.engine.round_threads):
                 end = self._one_round(self.round)
             self.round += 1
             self.seconds += watch.seconds()

@@ -56,7 +56,7 @@ class Work:
                     features[name] = features[name][..., :longest]
             yield Batch(features, label, share)
 
-    def part(self, some: slice) -> Work:
+    def part(self, some: slice | Tensor) -> Work:
         """The same work for some of the clients."""
         return replace(
             self,

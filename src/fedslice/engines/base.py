@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -30,6 +30,12 @@ class Trained(NamedTuple):
     end: Values
     losses: Tensor
     squares: Tensor | None = None
+
+
+def joined_squares(done: Sequence[Trained]) -> Tensor | None:
+    """The mean squared losses of all clients of these parts, if the work asks for them."""
+    squares = [each.squares for each in done if each.squares is not None]
+    return torch.cat(squares) if squares else None
 
 
 class Engine(Protocol):

@@ -1,38 +1,49 @@
-"""Which engine, and how many clients at once: a short calibration that counts instead of timing.
+"""Which engine, how many clients at once, and on how many threads: a short calibration that counts instead of timing.
 
 Timing would let the noise of a machine pick the engine, and two runs of one command could then differ in the last
-bits. One step of one client is run and its operations, floating-point work and memory are counted; the same task and
-recipe always get the same answer.
+bits. One step is run, of one client alone and of a few together, and its operations, floating-point work and memory
+are counted; the same task and recipe always get the same answer on machines with the same number of threads.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fedslice.engines.base import Engine
+from fedslice.engines.scope import noise
 from fedslice.engines.sequential import Sequential
 from fedslice.engines.vectorized import NotVectorizableError, Vectorized
+from fedslice.engines.workers import Workers, twin
 from fedslice.errors import unknown
 from fedslice.local.sgd import SGD
 from fedslice.task import Task
 from fedslice.work import Work
 
-ENGINES: dict[str, type[Engine]] = {"vectorized": Vectorized, "sequential": Sequential}
+ENGINES: dict[str, type[Vectorized] | type[Sequential]] = {"vectorized": Vectorized, "sequential": Sequential}
 
-# Vectorising spares each client the fixed price of its operations. In exchange a convolution whose weights differ by
-# client runs as a grouped one, which takes a tenth to a third longer, or twice as long as one that finds the channels
-# of a pixel side by side. Measured on small image networks, one thread: vectorising wins up to threefold below these
-# numbers, the engines tie around them, sequential wins by a third to two thirds above. Besides, values, gradients and
-# steps of several clients do not stay in a cache where those of one do. Measured on perceptrons, batches of 10 to 128:
-# vectorising wins up to fourfold below 150,000 weights, sequential by up to a half of the time from 270,000 on.
+# Vectorising spares each client the fixed price of its operations, but for those that vmap runs client by client. In
+# exchange a convolution whose weights differ by client runs as a grouped one, which takes a tenth to a third longer, or
+# twice as long as one that finds the channels of a pixel side by side. Measured on small image networks, one thread:
+# vectorising wins up to threefold below these numbers, the engines tie around them, sequential wins by a third to two
+# thirds above. Besides, values, gradients and steps of several clients do not stay in a cache where those of one do.
+# Measured on perceptrons, batches of 10 to 128: vectorising wins up to fourfold below 150,000 weights, sequential by up
+# to a half of the time from 270,000 on. And some operations move more memory for several clients than for one, such as
+# a product for which vmap repeats the weights. Measured on encoders of transformers, batches of 5 and 32: vectorising
+# wins up to sixfold at 16 units, the engines tie at 64, sequential wins up to twofold at 128. In a grouped convolution
+# both are the same loss.
 _OPERATION_SECONDS = 10e-6
+_CONVOLUTION = 10  # operations: its kernel is prepared anew for each call
+_LOOPED = 1.25  # operations: that vmap takes a client's values out for it, and puts them back
 _BYTES_PER_SECOND = 2e9
+_MOVED_BYTES_PER_SECOND = 1e10
 _FLOPS_PER_SECOND = 2e10
 _GROUPED_SLOWDOWN = 0.1
 _GROUPED_SLOWDOWN_CHANNELS_LAST = 1.0
@@ -44,7 +55,8 @@ _MEMORY_BYTES = 1 << 30  # the same for a model whose main layer divides a chunk
 class Choice(NamedTuple):
     """An engine, the number of clients it takes at once, the threads it uses, and why.
 
-    ``forced`` is true if the model left no choice.
+    ``threads`` share out the operations of an evaluation, ``round_threads`` those of a round: one if the engine has
+    several workers. ``forced`` is true if the model left no choice.
     """
 
     engine: Engine
@@ -52,60 +64,115 @@ class Choice(NamedTuple):
     threads: int
     reason: str
     forced: bool = False
+    round_threads: int = 1
 
 
 def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, cohort: int) -> Choice:
     """The engine by name, or by counting on ``work``, a few clients of a cohort of this size."""
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
-    one = work.part(slice(1)).first(1)
-    cost = _count(task, local, one)  # a mistake in the user's model shows here, in plain PyTorch
-    shares_out = any(getattr(layer, "keeps_to_the_cache", False) for layer in task.module.modules())
-    room = _MEMORY_BYTES if shares_out else _CHUNK_BYTES
-    size = chunk or _even(cohort, max(1, int(room // cost.bytes)))
-    spilled = 0 if shares_out else cost.values
-    kind, reason, forced = _kind(name, cost, spilled, task, local, work)
-    together = cost.flops * (1 if kind is Sequential else size)
-    threads = 1 if together < _PARALLEL_FLOPS else torch.get_num_threads()
-    return Choice(kind(), size, threads, reason, forced)
+    cpu = work.label.device.type == "cpu"
+    with noise(work.label.device, 0):
+        before = torch.default_generator.get_state()
+        alone = _count(Sequential, task, local, work, 1)  # a mistake in the user's model shows here, in plain PyTorch
+        noisy = not torch.equal(before, torch.default_generator.get_state())
+        kind, reason, forced, cost = _kind(name, alone, task, local, work)
+        most = torch.get_num_threads() if cpu and _copies(task, local, work) else 1
+    fits = max(1, int((_MEMORY_BYTES if _shares_out(task) else _CHUNK_BYTES) // cost.bytes))
+    together = 1 if kind is Sequential else min(chunk or fits, cohort)
+    if min(most, cohort, chunk or int(_MEMORY_BYTES // cost.bytes)) < 2:
+        workers = 1
+        threads = 1 if together * cost.flops < _PARALLEL_FLOPS else torch.get_num_threads()
+    else:
+        workers = threads = most if together * cost.seconds > cost.operations * _OPERATION_SECONDS else 1
+    size = chunk or _even(cohort, fits, workers)
+    engine = kind(Workers(workers, noisy))
+    return Choice(engine, size, threads, reason, forced, round_threads=1 if workers > 1 else threads)
 
 
-def _even(cohort: int, most: int) -> int:
-    """Chunks of about one size, none larger than ``most``."""
-    return -(-cohort // -(-cohort // most))
+def _even(cohort: int, most: int, workers: int) -> int:
+    """Chunks of about one size, about as large as ``most`` at most, that all workers share alike."""
+    chunks = -(-cohort // max(1, most // workers * workers))
+    return -(-cohort // (chunks * workers)) * workers
 
 
-def _kind(name: str, cost: _Cost, spilled: int, task: Task, local: SGD, work: Work) -> tuple[type[Engine], str, bool]:
-    if name != "auto":
-        return ENGINES[name], "by name", False
-    saved = cost.operations * _OPERATION_SECONDS
-    grouped, fetched = cost.grouped / _FLOPS_PER_SECOND, spilled / _BYTES_PER_SECOND
-    if grouped + fetched > saved:
-        what = "convolutions outweigh" if grouped > fetched else "the way of many weights to the memory outweighs"
-        return Sequential, f"{what} what vectorising spares", False
+def _shares_out(task: Task) -> bool:
+    """Whether a layer of the model divides a chunk of clients by itself, so that its values stay in the cache."""
+    return any(getattr(layer, "keeps_to_the_cache", False) for layer in task.module.modules())
+
+
+def _copies(task: Task, local: SGD, work: Work) -> bool:
+    """Whether a copy of the network computes the same; a layer may, say, hold a function that calls the original's."""
+    step, ends = work.part(slice(1)).first(1), []
     try:
-        Vectorized().train(task, local, work.first(1))
-    except NotVectorizableError as error:
-        return Sequential, f"vmap cannot carry this model ({error.reason})", True
-    return Vectorized, "many small operations", False
+        for each in (task, twin(task)):
+            with noise(work.label.device, 0):
+                ends.append(Sequential().train(each, local, step).end)
+    except (TypeError, RuntimeError, NotImplementedError):
+        return False
+    return all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+def _kind(
+    name: str, alone: _Cost, task: Task, local: SGD, work: Work
+) -> tuple[type[Vectorized] | type[Sequential], str, bool, _Cost]:
+    """The engine, why, whether the model left no choice, and what a client's step takes on it."""
+    if name == "sequential":
+        return Sequential, "by name", False, alone
+    spared = alone.operations * _OPERATION_SECONDS
+    lost = {
+        "convolutions outweigh": alone.grouped / _FLOPS_PER_SECOND,
+        "the way of many weights to the memory outweighs": 0.0
+        if _shares_out(task)
+        else alone.values / _BYTES_PER_SECOND,
+    }
+    if name == "vectorized" or sum(lost.values()) <= spared:
+        try:
+            two, four = (_count(Vectorized, task, local, work, clients) for clients in (2, 4))
+        except NotVectorizableError as error:
+            if name == "vectorized":
+                raise
+            return Sequential, f"vmap cannot carry this model ({error.reason})", True, alone
+        together = alone._replace(traffic=two.traffic / 2, bytes=two.bytes / 2)
+        if name == "vectorized":
+            return Vectorized, "by name", False, together
+        lost["operations that vmap runs client by client outweigh"] = (
+            (four.operations - two.operations) / 2 * _LOOPED * _OPERATION_SECONDS
+        )
+        moved = (together.traffic - alone.traffic) / _MOVED_BYTES_PER_SECOND
+        lost["the memory that vectorised operations move outweighs"] = max(
+            0.0, moved - alone.grouped / _FLOPS_PER_SECOND
+        )
+        if sum(lost.values()) <= spared:
+            return Vectorized, "many small operations", False, together
+    return Sequential, f"{max(lost, key=lambda what: lost[what])} what vectorising spares", False, alone
 
 
 class _Cost(NamedTuple):
+    """What a step takes."""
+
     operations: int
     flops: int
     grouped: float  # floating-point work that convolutions would take besides if they were grouped
+    traffic: float  # bytes that operations other than convolutions read and write
     values: int  # bytes of what is trained, its gradient and its step
-    bytes: int
+    bytes: float  # the same with what is kept for the gradient
+
+    @property
+    def seconds(self) -> float:
+        """How long the kernels take, about, beside the fixed price of operations."""
+        return self.flops / _FLOPS_PER_SECOND + self.traffic / _MOVED_BYTES_PER_SECOND
 
 
 class _Counter(TorchDispatchMode):
-    """Counts the kernels that are called and their floating-point work."""
+    """Counts the kernels that are called, their floating-point work and the bytes they read and write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
         self.flops = 0
         self.grouped = 0.0
+        self.traffic = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,13 +183,17 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.operations += 1
+        name = func.overloadpacket.__name__
+        self.operations += _CONVOLUTION if "convolution" in name else 1
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             flops = formula(*args, **(kwargs or {}), out_val=out)
             self.flops += flops
-            if "convolution" in func.overloadpacket.__name__:
+            if "convolution" in name:
                 self.grouped += flops * _slowdown(args[0])
+                return out
+        if not func.is_view and name != "_unsafe_view":
+            self.traffic += sum(_size(each) for each in tree_leaves((args, kwargs, out)) if isinstance(each, Tensor))
         return out
 
 
@@ -132,16 +203,25 @@ def _slowdown(image: Tensor) -> float:
     return _GROUPED_SLOWDOWN_CHANNELS_LAST if side_by_side else _GROUPED_SLOWDOWN
 
 
-def _count(task: Task, local: SGD, work: Work) -> _Cost:
-    """Operations, floating-point work and bytes of one client's step."""
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _count(kind: type[Vectorized] | type[Sequential], task: Task, local: SGD, work: Work, clients: int) -> _Cost:
+    """What a step of so many clients takes; where there are fewer, they take part more than once."""
     kept = 0
 
     def keep(tensor: Tensor) -> Tensor:
         nonlocal kept
-        kept += tensor.numel() * tensor.element_size()
+        kept += _size(tensor)
         return tensor
 
-    with _Counter() as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        Sequential().train(task, local, work)
-    values = 3 * sum(v.numel() * v.element_size() for v in work.start.values())
-    return _Cost(counter.operations, counter.flops, counter.grouped, values, values + kept)
+    some = work.part(torch.arange(clients) % len(work.clients)).first(1)
+    with (
+        warnings.catch_warnings(action="ignore"),  # among them that vmap lacks an operation, which is counted here
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        _Counter() as counter,
+    ):
+        kind().train(task, local, some)
+    values = 3 * sum(_size(value) for value in some.start.values())
+    return _Cost(counter.operations, counter.flops, counter.grouped, counter.traffic, values, values + kept)

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedslice.engines.base import Pass, Trained, descend
+from fedslice.engines.base import Pass, Trained, descend, joined_squares
+from fedslice.engines.workers import Workers
 from fedslice.local.sgd import SGD
 from fedslice.slice import Values
 from fedslice.task import Task
@@ -21,12 +22,15 @@ class Sequential:
 
     label: ClassVar[str] = "sequential"
 
+    def __init__(self, workers: Workers | None = None):
+        self._workers = workers or Workers()
+
     def train(self, task: Task, local: SGD, work: Work) -> Trained:
-        """Each client in turn."""
-        done = [descend(_lift, task, local, _alone(work, c)) for c in range(len(work.clients))]
+        """Each client in turn; with several workers, as many clients at once."""
+        clients = [_alone(work, c) for c in range(len(work.clients))]
+        done = self._workers.train(lambda own, part: descend(_lift, own, local, part), task, clients)
         end = {name: _joined([each.end[name] for each in done]) for name in done[0].end}
-        squares = [each.squares for each in done if each.squares is not None]
-        return Trained(end, torch.cat([each.losses for each in done]), torch.cat(squares) if squares else None)
+        return Trained(end, torch.cat([each.losses for each in done]), joined_squares(done))
 
 
 def _lift(function: Pass) -> Pass:

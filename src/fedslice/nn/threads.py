@@ -1,7 +1,8 @@
-"""Independent pieces of a computation on PyTorch's threads, one piece per thread.
+"""Independent pieces of a computation on threads of their own, whose operations run on one thread each.
 
-PyTorch shares out single operations, and its threads meet after each. Whole pieces need not meet before the end. It
-pays most where a piece spends its time outside of Python, whose threads wait for each other's lock.
+PyTorch shares out single operations, and its threads meet after each. Whole pieces need not meet before the end. That
+pays where a piece spends its time outside of Python, whose threads wait for each other's lock; and it spares a process
+that shares its cores with others the waits of threads that are running for those that are not.
 """
 
 from __future__ import annotations
@@ -17,20 +18,30 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
-def shared_out(run: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-    """``run`` of every piece, without gradients; the pieces must not write to the same place."""
-    threads = min(torch.get_num_threads(), len(pieces))
-    if threads < 2:
+def shared_out(run: Callable[[Piece], Result], pieces: Sequence[Piece], most: int | None = None) -> list[Result]:
+    """``run`` of every piece, with gradients if the caller has them; the pieces must not write to the same place.
+
+    At most so many run at once, by default as many as PyTorch has threads here. A thread that is done with a piece
+    takes the next one, so that which thread runs a piece is left to chance, and results must not depend on it.
+    """
+    before = torch.get_num_threads()
+    count = min(before if most is None else most, len(pieces))
+    if count < 2:
         return [run(piece) for piece in pieces]
+    gradients = torch.is_grad_enabled()  # each thread has a mode of its own
 
     def alone(piece: Piece) -> Result:
-        with torch.no_grad():  # each thread has a mode of its own
+        with torch.set_grad_enabled(gradients):
             return run(piece)
 
-    return list(_pool(threads).map(alone, pieces))
+    torch.set_num_threads(1)  # which is also what PyTorch gives to threads that it has not seen yet
+    try:
+        return list(_pool(count).map(alone, pieces))
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads whose operations run on one thread each; this thread's own number stays as it is."""
-    return ThreadPoolExecutor(threads, "fedslice", initializer=torch.set_num_threads, initargs=(1,))
+    """Threads that keep to one thread each: PyTorch fixes the number for a thread when it is first asked for."""
+    return ThreadPoolExecutor(threads, "fedslice", initializer=torch.get_num_threads)

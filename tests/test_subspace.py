@@ -13,9 +13,9 @@ from fedslice.codecs import StreamingSubspace
 from fedslice.codecs.basis import Basis
 from fedslice.codecs.catchup import CatchUp
 from fedslice.codecs.subspace import flatten
+from fedslice.core.message import Body
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
-from fedslice.core.message import Body
 from fedslice.messages import Upload
 from fedslice.parts import RoundEnd
 from fedslice.recipes import get

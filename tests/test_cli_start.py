@@ -168,7 +168,8 @@ def test_the_shell_completes(words: str, expected: tuple[str, ...]) -> None:
     assert tuple(completed(words)) == expected
 
 
-def test_completion_can_be_shown() -> None:
+def test_completion_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
     done = fedslice("--show-completion")
     assert done.code == 0
     assert "_FEDSLICE_COMPLETE" in done.out

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedslice import wire
+from exchange import Sent, heard, sent
 from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
 from fedslice.codecs import memory as memories
 from fedslice.combine import Coverage, HeatCorrected
-from fedslice.errors import UserError
+from fedslice.core.message import Body, Header, OnSlice, unpack
+from fedslice.errors import Refused, UserError
 from fedslice.experiment import Experiment
 from fedslice.local import Scaffold
-from fedslice.messages import Message, Upload
+from fedslice.messages import Upload
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
 from fedslice.server import Adam
@@ -61,93 +62,64 @@ def made(codec: str, place: str, **options: Any) -> Experiment:
     return Experiment(make(), recipe, **{"rounds": 4, "engine": "vectorized", "chunk": 4} | options)
 
 
-def heard(experiment: Experiment) -> list[tuple[int, Message]]:
-    """Every round and message, from now on."""
-    out: list[tuple[int, Message]] = []
-    plain = experiment.recipe.codec.encode
-
-    def encode(t: int, upload: Upload) -> Message:
-        out.append((t, plain(t, upload)))
-        return out[-1][1]
-
-    experiment.recipe.codec.encode = encode  # type: ignore[method-assign]
-    return out
-
-
 # --- packing ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("codec", "place"), FIT)
 def test_a_message_is_as_long_as_counted_and_arrives_as_decoded(codec: str, place: str) -> None:
-    experiment = made(codec, place)
-    part, plain, met = experiment.recipe.codec, experiment.recipe.codec.encode, 0
-
-    def encode(t: int, upload: Upload) -> Message:
-        nonlocal met
-        message = plain(t, upload)
-        for c, client in enumerate(upload.clients.tolist()):
-            header, payload = part.pack(message, c)
-            assert len(payload) == int(message.bytes[c])
-            where, values = part.unpack(t, client, header, payload)
-            expected = part.decode(t, message).one(c)
-            assert_same(values, expected.values)
-            assert torch.equal(where.numbers(), expected.slice.numbers())
-            whole = {n: where.spread(n, v) for n, v in values.items()}
-            assert_same(whole, {n: expected.slice.spread(n, v) for n, v in expected.values.items()})
-            met += 1
-        return message
-
-    part.encode = encode  # type: ignore[method-assign]
-    row = experiment.run()[-1]
-    assert met == 16
-    assert row["up_bytes"] > 0
+    """A run in which every upload becomes bytes is the same run; the loop compares each length with the ledger's."""
+    plain, packed = made(codec, place), made(codec, place, wire=True)
+    one, other = plain.run()[-1], packed.run()[-1]
+    assert one["up_bytes"] == other["up_bytes"] > 0
+    assert plain.ledger.up == packed.ledger.up
+    assert_close(plain.model, packed.model, atol=1e-6)
 
 
-def test_an_upload_that_drifts_is_not_packed_by_halves() -> None:
+def test_an_upload_that_drifts_is_packed_with_its_drift() -> None:
     recipe = Recipe(select=Everyone(), local=Scaffold())
-    experiment = Experiment(recommender(), recipe, rounds=1, engine="vectorized")
-    messages = heard(experiment)
-    experiment.run()
-    with pytest.raises(ValueError, match="drifts"):
-        experiment.recipe.codec.pack(messages[0][1], 0)
+    with double():
+        plain, packed = (
+            Experiment(recommender(), recipe, rounds=3, engine="vectorized", wire=wire) for wire in (False, True)
+        )
+        plain.run()
+        packed.run()
+    assert_close(plain.model, packed.model, atol=1e-12)
+    assert plain.ledger.up == packed.ledger.up
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_cut_and_foreign_payloads_are_refused(codec: str) -> None:
     experiment = made(codec, "rows")
-    messages, part = heard(experiment), experiment.recipe.codec
+    messages = heard(experiment)
     experiment.run()
-    t, message = messages[-1]
-    client = int(message.upload.clients[0])
-    header, payload = part.pack(message, 0)
-    with pytest.raises(UserError, match="more than"):
-        part.unpack(t, client, header, payload + b"\0")
-    for length in range(len(payload)):
-        with pytest.raises(UserError, match="refused"):
-            part.unpack(t, client, header, payload[:length])
+    message = messages[-1]
+    header, payload = message.pack(0)
+    for length in [*range(len(payload)), len(payload) + 1]:
+        with pytest.raises(Refused, match=f"has {length} bytes, its header says {len(payload)}"):
+            message.unpacked(0, header, (payload + b"\0")[:length])
     other = dataclasses.replace(header, parameters={"nobody": (None,)})
-    with pytest.raises(UserError, match="no such one"):
-        part.unpack(t, client, other, payload)
-    with pytest.raises(UserError, match="refused"):
-        part.unpack(t, client, header, b"\xff" * len(payload))
+    with pytest.raises(Refused, match="which the model does not have"):
+        message.unpacked(0, other, payload)
+    with pytest.raises(Refused):
+        message.unpacked(0, header, b"\xff" * len(payload))
 
 
 @pytest.mark.parametrize(("axes", "said"), [(((14, 2, False),) * 9, "no parameter uses"), ((), "axis 0 of 0")])
 def test_a_header_that_does_not_fit_itself_is_refused(axes: Any, said: str) -> None:
-    header = wire.Header(axes, {"item.weight": (0, None)})
-    with pytest.raises(UserError, match=said):
-        wire.unpack(header, b"", recommender().shapes)
+    header = Header(axes, {"item.weight": (0, None)})
+    with pytest.raises(Refused, match=said):
+        unpack(header, b"", recommender().shapes, lambda part: {})
 
 
 def test_a_factor_without_a_past_is_refused() -> None:
     experiment = made("lbgm", "whole", rounds=6)
     messages = heard(experiment)
     experiment.run()
-    t, message = next((t, m) for t, m in messages if bool(m.codes["close"][0].any()))
+    message = next(m for m in messages if bool(m.body["close"][0].any()))
     fresh = LBGM()
     fresh.setup(world(mlp()))
-    with pytest.raises(UserError, match="never sent values"):
-        fresh.unpack(t, int(message.upload.clients[0]), *experiment.recipe.codec.pack(message, 0))
+    with pytest.raises(Refused, match="never sent values"):
+        Sent(fresh, message.t, message.given, message.body).unpacked(0, *message.pack(0))
 
 
 # --- chunks, engines, restarts ------------------------------------------------------------------------------------
@@ -178,7 +150,7 @@ def test_a_restart_goes_on_to_the_bit(codec: str, place: str) -> None:
     second.run()
     expected, found = whole.state_dict(), second.state_dict()
     assert_same(found[0], expected[0])
-    assert (found[1]["up_bytes"], found[1]["down_bytes"]) == (expected[1]["up_bytes"], expected[1]["down_bytes"])
+    assert found[1]["ledger"] == expected[1]["ledger"]
 
 
 @pytest.mark.parametrize("codec", ["sign", "topk", "stc", "lbgm"])
@@ -198,19 +170,19 @@ def test_a_silenced_client_keeps_its_memory_and_changes_nothing(codec: str) -> N
 
     (part, store), (alone, single) = ready(), ready()
     first, second = upload([0, 1, 2], [1, 2, 3]), upload([0, 1, 2], [1, 2, 3])
-    part.encode(0, first)
-    alone.encode(0, first)
+    sent(part, 0, first).decoded()
+    sent(alone, 0, first).decoded()
     before = copy.deepcopy(store.state_dict())
-    silent = part.encode(1, second.of(torch.tensor([True, False, True])))
+    silent = sent(part, 1, second.of(torch.tensor([True, False, True]))).decoded()
     after = store.state_dict()
-    assert silent.upload.weights.tolist() == [1, 0, 3]
+    assert silent.weights.tolist() == [1, 0, 3]
     for key in (key for key in before if key.endswith("/rows")):
         assert torch.equal(after[key][1], before[key][1]), key
     some = {n: v[[0, 2]] for n, v in second.values.items()}
     where = Slice.whole(2, task.shapes)
-    rest = alone.encode(1, Upload(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]).double(), where, where, some))
-    for name, value in rest.upload.values.items():
-        torch.testing.assert_close(silent.upload.values[name][[0, 2]], value)
+    rest = sent(alone, 1, Upload(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]).double(), where, where, some)).decoded()
+    for name, value in rest.values.items():
+        torch.testing.assert_close(silent.values[name][[0, 2]], value)
     assert_close(single.state_dict(), after)
 
 
@@ -253,14 +225,13 @@ def test_words_are_those_of_the_paper() -> None:
         experiment = Experiment(mlp(), recipe, rounds=1, engine="vectorized")
         messages = heard(experiment)
         experiment.run()
-        words = messages[0][1].words
-        assert words is not None
+        words = messages[0].words
         assert words.dtype == torch.float64
         assert set(words.tolist()) == {expected}
     experiment = made("subspace", "whole", rounds=4)
     messages = heard(experiment)
     experiment.run()
-    assert [float(m.words[0]) for _, m in messages] == [size, size, size, 3]  # type: ignore[index]
+    assert [float(m.words[0]) for m in messages] == [size, size, size, 3]
 
 
 def test_sign_takes_a_bit_per_value_and_one_number() -> None:
@@ -268,7 +239,7 @@ def test_sign_takes_a_bit_per_value_and_one_number() -> None:
     messages = heard(experiment)
     experiment.run()
     size = sum(s.numel() for s in mlp().shapes.values())
-    assert {int(b) for _, m in messages for b in m.bytes} == {(size + 7) // 8 + 4}
+    assert {int(b) for m in messages for b in m.bytes} == {(size + 7) // 8 + 4}
 
 
 @pytest.mark.parametrize("codec", ["stc", "fetchsgd"])
@@ -284,8 +255,6 @@ def test_what_comes_down_are_the_steps_that_a_client_missed(codec: str) -> None:
     for t in range(6):
         due = [w if s < 0 else min(sum(steps[s:]), w) for s, w in zip(seen, whole.tolist(), strict=True)]
         assert part.down_bytes(t, held, 4, everyone).tolist() == due
-        most = max(due) if min(seen) >= 0 else int(whole[0])
-        assert part.down_bytes(t, held, 4).tolist() == [most] * 6
         before = {n: v.clone() for n, v in model.items()}
         experiment.rounds = t + 1
         experiment.run()
@@ -300,9 +269,15 @@ def _packed(packer: Codec, step: dict[str, Tensor]) -> int:
     """The length of a step as a message, whose values are already what the codec sends."""
     packer.setup(world(mlp()))
     one = Slice.whole(1, mlp().shapes)
-    codes = {"scale": torch.stack([v.abs().max() for v in step.values()])[None]} if packer.label == "stc" else {}
     upload = Upload(torch.tensor([0]), torch.ones(1).double(), one, one, step)
-    return len(packer.pack(Message(upload, torch.zeros(1), None, codes), 0)[1])
+    taken = OnSlice(one, {name: value != 0 for name, value in step.items()})
+    body: Body = {
+        "places": taken,
+        "entries": OnSlice(one, step),
+        "sign": OnSlice(one, {n: v > 0 for n, v in step.items()}),
+    }
+    body["scale"] = torch.stack([v.abs().max() for v in step.values()])[None]
+    return len(Sent(packer, 0, upload, body).pack(0)[1])
 
 
 # --- company ------------------------------------------------------------------------------------------------------

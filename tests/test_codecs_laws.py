@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedslice.codecs import LBGM, STC, Codec, FetchSGD, Quantize, Sign, TopK, golomb
+from exchange import sent
+from fedslice.codecs import LBGM, STC, Codec, FetchSGD, Quantize, Sign, TopK
 from fedslice.codecs.fetchsgd import CODE
-from fedslice.codecs.flat import flat
 from fedslice.codecs.sparse import strongest
-from fedslice.errors import UserError
-from fedslice.messages import Message, Upload
+from fedslice.core.encodings import Places
+from fedslice.errors import Refused
+from fedslice.messages import Upload
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
 from fedslice.slice import Axis, Slice, Values
@@ -55,16 +56,16 @@ def test_what_was_sent_and_what_is_left_is_all_there_was(codec: Codec) -> None:
         place = world(mlp())
     codec.setup(place)
     given = {n: torch.zeros(3, *s).double() for n, s in mlp().shapes.items()}
-    sent = {n: torch.zeros_like(v) for n, v in given.items()}
+    arrived = {n: torch.zeros_like(v) for n, v in given.items()}
     for t in range(20):
         values = drawn(t)
-        message = codec.encode(t, upload(values))
+        message = sent(codec, t, upload(values)).decoded()
         for name in given:
             given[name] += values[name]
-            sent[name] += message.upload.values[name]
+            arrived[name] += message.values[name]
     for name, expected in given.items():
         left, _ = place.store.get(f"{codec.label}/error/{name}", torch.arange(3))  # type: ignore[misc]
-        torch.testing.assert_close(sent[name] + left, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(arrived[name] + left, expected, rtol=0, atol=1e-12)
         assert float(left.abs().max()) > 0.1
 
 
@@ -72,20 +73,20 @@ def test_the_server_of_stc_leaves_nothing_out_for_good() -> None:
     codec = STC(share=0.1)
     ready(codec)
     given = {n: torch.zeros(s).double() for n, s in mlp().shapes.items()}
-    sent = {n: torch.zeros_like(v) for n, v in given.items()}
+    arrived = {n: torch.zeros_like(v) for n, v in given.items()}
     for t in range(20):
         mean = {n: v[0] for n, v in drawn(t).items()}
         step = codec.lift(t, {n: (None, v) for n, v in mean.items()})
         for name, (rows, values) in step.items():
             assert rows is None
             given[name] += mean[name]
-            sent[name] += values
+            arrived[name] += values
             n = values.numel()
             assert int((values != 0).sum()) == math.ceil(0.1 * n)
             assert len(values.abs().unique()) <= 2
     for name, expected in given.items():
         left = codec.state_dict()[f"residual.{name}"]
-        torch.testing.assert_close(sent[name] + left, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(arrived[name] + left, expected, rtol=0, atol=1e-12)
     assert codec.lift(20, {}) == {}
 
 
@@ -104,10 +105,10 @@ def test_sign_is_the_mean_magnitude_of_what_a_client_sends(cut: Cut, seed: int) 
     if not cut.slice.axes:
         return
     values = values_on(cut, seed)
-    message = ready(Sign(error_feedback=False)).encode(0, upload(values, cut.slice))
+    message = sent(ready(Sign(error_feedback=False)), 0, upload(values, cut.slice)).decoded()
     for c in range(cut.slice.clients):
         own = torch.cat([values[n][c][cut.real(n, c)].flatten() for n in values])
-        found = torch.cat([message.upload.values[n][c][cut.real(n, c)].flatten() for n in values])
+        found = torch.cat([message.values[n][c][cut.real(n, c)].flatten() for n in values])
         scale = own.abs().sum() / len(own)
         torch.testing.assert_close(found, torch.where(own < 0, -scale, scale))
 
@@ -121,7 +122,7 @@ def test_the_strongest_are_the_first_of_a_stable_sort(cut: Cut, seed: int, share
     """On any slice: exactly ⌈p·n⌉ of the client's own, ties to the first, zeros never; padding is out of the game."""
     values = {n: v // 20 for n, v in values_on(cut, seed).items()}  # many ties, many zeros
     for name, value in values.items():
-        taken = strongest(flat(cut.slice, name, value), share).view_as(value)
+        taken = strongest(cut.slice.line(name, value), share).view_as(value)
         for c in range(cut.slice.clients):
             own = value[c][cut.real(name, c)].flatten()
             k = math.ceil(round(share * len(own), 6))
@@ -135,23 +136,23 @@ def test_the_strongest_are_the_first_of_a_stable_sort(cut: Cut, seed: int, share
 def test_stc_is_ternary_with_the_mean_of_the_kept() -> None:
     codec = ready(STC(share=0.2), SHAPES)
     values = drawn(3, 2, SHAPES)
-    message = codec.encode(0, upload(values))
-    for number, (name, sent) in enumerate(message.upload.values.items()):
+    message = sent(codec, 0, upload(values))
+    for number, (name, arrived) in enumerate(message.decoded().values.items()):
         for c in range(2):
-            own, out = values[name][c].flatten(), sent[c].flatten()
+            own, out = values[name][c].flatten(), arrived[c].flatten()
             kept = out != 0
             assert int(kept.sum()) == math.ceil(0.2 * len(own))
             assert float(own.abs()[kept].min()) >= float(own.abs()[~kept].max())
             mean = own.abs()[kept].mean()
             torch.testing.assert_close(out, own.sign() * kept * mean)
-            torch.testing.assert_close(message.codes["scale"][c, number], mean)
+            torch.testing.assert_close(message.body["scale"][c, number], mean)
 
 
 def test_nothing_to_say_takes_nearly_nothing() -> None:
     codec = ready(STC(share=0.2), SHAPES)
-    message = codec.encode(0, upload({n: torch.zeros(1, *s).double() for n, s in SHAPES.items()}))
-    assert all(not bool(v.any()) for v in message.upload.values.values())
-    assert int(message.bytes[0]) == 2 * 8 + 1  # two scales; how many of 20 and of 7 places: 5 + 3 bits
+    message = sent(codec, 0, upload({n: torch.zeros(1, *s).double() for n, s in SHAPES.items()}))
+    assert all(not bool(v.any()) for v in message.decoded().values.values())
+    assert int(message.bytes[0]) == 2 * 8, "two scales"
 
 
 # --- Golomb -------------------------------------------------------------------------------------------------------
@@ -160,44 +161,43 @@ def test_nothing_to_say_takes_nearly_nothing() -> None:
 @given(
     st.integers(0, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.booleans(), min_size=n, max_size=n))),
     st.sampled_from([1e-6, 0.01, 1 / 32, 0.2, 0.5, 0.7, 1.0]),
-    st.binary(max_size=3),
 )
 @settings(deadline=None, max_examples=50)
-def test_places_come_back_and_take_the_bits_counted(places: tuple[int, list[bool]], share: float, after: bytes) -> None:
+def test_places_come_back_and_take_the_bits_counted(places: tuple[int, list[bool]], share: float) -> None:
     size, flags = places
-    taken = torch.tensor([flags], dtype=torch.bool).view(1, size)
-    at = taken[0].nonzero().squeeze(1).numpy()
-    bits = golomb.write(at, size, share)
-    position = torch.arange(size)[None]
-    assert len(bits) == int(golomb.count(taken, position, torch.tensor([size]), share))
-    more = np.concatenate([bits, np.unpackbits(np.frombuffer(after, dtype=np.uint8))]) if after else bits
-    found, used = golomb.read(more, size, share, "x")
-    assert used == len(bits)
-    assert found.tolist() == at.tolist()
-    for cut in range(len(bits)):
-        with pytest.raises(UserError, match="cut short"):
-            golomb.read(bits[:cut], size, share, "x")
+    taken = torch.tensor(flags, dtype=torch.bool)
+    code, number = Places(share), int(taken.sum())
+    bits = int(code.bits(taken.view(1, size), torch.arange(size)[None])[0])
+    data = code.pack(taken)
+    assert len(data) == (bits + 7) // 8
+    assert bits <= code.most_bits(number, size)
+    assert torch.equal(code.unpack(memoryview(data), size, number, bits), taken)
+    for other in {number + 1, number - 1} - {-1}:
+        with pytest.raises(Refused):
+            code.unpack(memoryview(data), size, other, bits)
 
 
 def test_a_place_beyond_the_end_is_refused() -> None:
-    bits = golomb.write(np.array([2, 9]), 10, 0.2)
-    with pytest.raises(UserError, match="place 9 of 9"):
-        golomb.read(bits, 9, 0.2, "x")
+    taken = torch.zeros(10, dtype=torch.bool)
+    taken[[2, 9]] = True
+    code = Places(0.2)
+    bits = int(code.bits(taken[None], torch.arange(10)[None])[0])
+    with pytest.raises(Refused, match="position 9, expected below 9"):
+        code.unpack(memoryview(code.pack(taken)), 9, 2, bits)
 
 
 @pytest.mark.parametrize(("share", "b"), [(1 / 32, 4), (0.215, 1), (0.01, 6), (0.5, 0)])
 def test_bits_per_place_are_those_of_the_formula(share: float, b: int) -> None:
     """b* + 1/(1 − (1 − p)^(2^b*)) for places taken with chance p (Sattler et al. 2019, equation 12)."""
-    assert golomb.remainder_bits(share) == b
-    size = 200_000
-    taken = np.flatnonzero(np.random.default_rng(0).random(size) < share)
-    found = (len(golomb.write(taken, size, share)) - size.bit_length()) / len(taken)
+    assert Places(share).remainder == b
+    taken = torch.from_numpy(np.random.default_rng(0).random(200_000) < share)
+    found = 8 * len(Places(share).pack(taken)) / int(taken.sum())
     assert found == pytest.approx(b + 1 / (1 - (1 - share) ** 2**b), rel=0.02)
 
 
 def test_a_share_of_1_32_costs_a_quarter_of_a_bit_per_value() -> None:
     shapes = {"w": torch.Size([100_000])}
-    message = ready(STC(), shapes).encode(0, upload(drawn(0, 1, shapes)))
+    message = sent(ready(STC(), shapes), 0, upload(drawn(0, 1, shapes)))
     assert float(message.bytes[0]) * 8 / 100_000 == pytest.approx(0.235, rel=0.02)
 
 
@@ -205,7 +205,7 @@ def test_a_share_of_1_32_costs_a_quarter_of_a_bit_per_value() -> None:
 
 
 def sketched(codec: Codec, values: Values) -> Tensor:
-    return codec.encode(0, upload(values, shapes=codec._shapes)).upload.values[CODE]
+    return sent(codec, 0, upload(values, shapes=codec._shapes)).decoded().values[CODE]
 
 
 def test_sketches_are_linear() -> None:
@@ -226,7 +226,7 @@ def test_a_sketch_is_the_sum_of_its_coordinates_sketches() -> None:
     part = Slice(2, SHAPES, {"a": (axis, None), "b": (None,)})
     model = drawn(0, 1, SHAPES)
     values = {n: v.clone() for n, v in part.gather({n: v[0] for n, v in model.items()}).items()}
-    code = codec.encode(0, upload(values, part)).upload.values[CODE]
+    code = sent(codec, 0, upload(values, part)).decoded().values[CODE]
     assert code.shape[1:] == (3, math.ceil(0.5 * 27 / 3))
     for c in range(2):
         whole = torch.cat([part.spread(n, values[n])[c].flatten() for n in SHAPES])
@@ -298,41 +298,40 @@ def test_a_look_back_of_everything_is_one_number_per_parameter() -> None:
     codec = ready(LBGM(delta=1))
     first, second = drawn(0), drawn(1)
     size = sum(s.numel() for s in mlp().shapes.values())
-    message = codec.encode(0, upload(first))
-    assert_close(message.upload.values, first, rtol=0, atol=0)
-    assert message.words is not None
+    message = sent(codec, 0, upload(first))
+    assert_close(message.decoded().values, first, rtol=0, atol=0)
     assert message.words.tolist() == [size] * 3
-    message = codec.encode(1, upload(second))
-    assert message.words is not None
+    message = sent(codec, 1, upload(second))
     assert message.words.tolist() == [len(first)] * 3
     assert message.bytes.tolist() == [len(first) * 8 + 1] * 3
-    for name, sent in message.upload.values.items():
+    for name, arrived in message.decoded().values.items():
         for c in range(3):
             g, back = second[name][c].flatten(), first[name][c].flatten()
-            torch.testing.assert_close(sent[c].flatten(), (g @ back) / (back @ back) * back)
+            torch.testing.assert_close(arrived[c].flatten(), (g @ back) / (back @ back) * back)
 
 
 def test_the_angle_decides_parameter_by_parameter() -> None:
     shapes = {"near": torch.Size([2]), "far": torch.Size([2])}
     codec = ready(LBGM(delta=0.05), shapes)
     east = torch.tensor([[1.0, 0.0]]).double()
-    codec.encode(0, upload({"near": east, "far": east}))
+    sent(codec, 0, upload({"near": east, "far": east})).decoded()
     turned = {
         n: torch.tensor([[math.sqrt(1 - s), math.sqrt(s)]]).double() * 3 for n, s in (("near", 0.0499), ("far", 0.0501))
     }
-    message = codec.encode(1, upload(turned))
-    assert message.codes["close"].tolist() == [[True, False]]
-    torch.testing.assert_close(message.upload.values["near"], 3 * math.sqrt(1 - 0.0499) * east)
-    assert torch.equal(message.upload.values["far"], turned["far"])
-    again = codec.encode(2, upload({"near": turned["far"], "far": turned["far"]}))  # far was sent, near was not
-    assert again.codes["close"].tolist() == [[False, True]]
+    message = sent(codec, 1, upload(turned))
+    assert message.body["close"].tolist() == [[True, False]]
+    arrived = message.decoded().values
+    torch.testing.assert_close(arrived["near"], 3 * math.sqrt(1 - 0.0499) * east)
+    assert torch.equal(arrived["far"], turned["far"])
+    again = sent(codec, 2, upload({"near": turned["far"], "far": turned["far"]}))  # far was sent, near was not
+    assert again.body["close"].tolist() == [[False, True]]
 
 
 # --- rounding at random -------------------------------------------------------------------------------------------
 
 
-def rounded(codec: Codec, t: int, values: Values) -> Message:
-    return codec.encode(t, upload(values, shapes=codec._shapes))
+def rounded(codec: Codec, t: int, values: Values) -> Values:
+    return sent(codec, t, upload(values, shapes=codec._shapes)).decoded().values
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -342,7 +341,7 @@ def test_rounding_is_right_on_average_and_within_range(bits: int) -> None:
     value = drawn(0, 1, shapes)["w"]
     clients, rounds = 200, 10
     many = value.expand(clients, -1)
-    found = torch.cat([rounded(codec, t, {"w": many}).upload.values["w"] for t in range(rounds)])
+    found = torch.cat([rounded(codec, t, {"w": many})["w"] for t in range(rounds)])
     scale, levels = float(value.abs().max()), 2 ** (bits - 1) - 1
     assert float(found.abs().max()) == scale
     level = found / scale * levels
@@ -360,19 +359,17 @@ def test_zeros_and_largest_values_are_not_rounded() -> None:
     codec = ready(Quantize(bits=3), shapes)
     value = torch.tensor([[0.0, 0.7, -0.7, 0.0]]).double()
     for t in range(30):
-        assert torch.equal(rounded(codec, t, {"w": value}).upload.values["w"], value)
+        assert torch.equal(rounded(codec, t, {"w": value})["w"], value)
     nothing = torch.zeros(1, 4).double()
-    assert torch.equal(rounded(codec, 0, {"w": nothing}).upload.values["w"], nothing)
+    assert torch.equal(rounded(codec, 0, {"w": nothing})["w"], nothing)
 
 
 def test_a_draw_depends_on_seed_round_and_client_alone() -> None:
     value = drawn(0, 3)
-    one = rounded(ready(Quantize(bits=2)), 4, value).upload.values
+    one = rounded(ready(Quantize(bits=2)), 4, value)
     turned = upload({n: v.flip(0) for n, v in value.items()})
     other = Upload(turned.clients.flip(0), turned.weights, turned.slice, turned.layout, turned.values)
-    assert_close(ready(Quantize(bits=2)).encode(4, other).upload.values, {n: v.flip(0) for n, v in one.items()}, 0, 0)
-    assert not torch.equal(
-        one["first.weight"], rounded(ready(Quantize(bits=2)), 5, value).upload.values["first.weight"]
-    )
-    moved = rounded(ready(Quantize(bits=2), seed=1), 4, value).upload.values
+    assert_close(sent(ready(Quantize(bits=2)), 4, other).decoded().values, {n: v.flip(0) for n, v in one.items()}, 0, 0)
+    assert not torch.equal(one["first.weight"], rounded(ready(Quantize(bits=2)), 5, value)["first.weight"])
+    moved = rounded(ready(Quantize(bits=2), seed=1), 4, value)
     assert not torch.equal(one["first.weight"], moved["first.weight"])

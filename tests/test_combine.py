@@ -351,5 +351,5 @@ def test_the_mean_on_feature_rows_is_fedavg_with_fewer_bytes() -> None:
     task, recipe = fitting("fedavg")
     whole, rows = (run(task, Recipe(slices=s, select=recipe.select), rounds=3) for s in (Whole(), FeatureRows()))
     assert_close(whole.model, rows.model, rtol=1e-12)
-    assert 0 < rows.up_bytes < whole.up_bytes
-    assert 0 < rows.down_bytes < whole.down_bytes
+    assert 0 < rows.ledger.up_bytes < whole.ledger.up_bytes
+    assert 0 < rows.ledger.down_bytes < whole.ledger.down_bytes

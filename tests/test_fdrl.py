@@ -126,7 +126,7 @@ def test_without_a_private_encoder_and_distances_it_is_fedper() -> None:
     other = run(task, get("fedper", cohort=4, weights="uniform", **SMALL), rounds=3)
     assert_same(one.model, other.model)
     assert_same(one.store.state_dict(), other.store.state_dict())
-    assert (one.up_bytes, one.down_bytes) == (other.up_bytes, other.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
 
 
 def test_if_all_take_part_a_cohort_is_everyone() -> None:

@@ -237,4 +237,4 @@ def test_the_budget_counts_what_clients_hold() -> None:
     assert len(held.unique()) > 1
     who = run.recipe.select.choose(0, len(SIZES), 0).clients
     assert held[who].sum() <= 0.6 * held.sum()
-    assert run.down_bytes == held[who].sum()
+    assert run.ledger.down_bytes == held[who].sum()

@@ -220,7 +220,11 @@ def test_with_the_whole_budget_nothing_is_dropped(full_every: int, widths: str) 
     recipe = feddd(budget=1.0, full_every=full_every, widths=widths)
     one, two = (run(task, each, rounds=4, devices=hardware()) for each in (recipe, plain))
     assert_same(one.model, two.model)
-    assert (one.up_bytes, one.down_bytes, one.clock) == (two.up_bytes, two.down_bytes, two.clock)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes, one.ledger.clock) == (
+        two.ledger.up_bytes,
+        two.ledger.down_bytes,
+        two.ledger.clock,
+    )
     if widths == "1":
         assert_same(one.model, run(task, get("fedavg", select="everyone", **TRAINING), rounds=4).model)
 
@@ -286,7 +290,7 @@ def test_every_round_is_what_the_equations_say(hidden: tuple[int, ...], options:
         model = {n: torch.where(cover[n] > 0, total[n] / cover[n], v) for n, v in model.items()}
         assert_close(experiment.model, model, rtol=0, atol=1e-12)
     assert lonely, "some value must have had no sender"
-    assert experiment.down_bytes == 8 * down
+    assert experiment.ledger.down_bytes == 8 * down
 
 
 @pytest.mark.usefixtures("float64")
@@ -300,7 +304,7 @@ def test_chunks_and_engines_agree(widths: str) -> None:
     for other in found[1:]:
         assert_close(other.model, found[0].model, rtol=0, atol=1e-12)
         torch.testing.assert_close(rates(other), rates(found[0]), rtol=0, atol=1e-9)
-        assert other.down_bytes == found[0].down_bytes
+        assert other.ledger.down_bytes == found[0].ledger.down_bytes
 
 
 @pytest.mark.parametrize(("widths", "budget"), [("1", 0.6), ("1,0.5", 0.9)])
@@ -308,8 +312,8 @@ def test_bytes_do_not_depend_on_the_chunk(widths: str, budget: float) -> None:
     task, recipe = mlp(), feddd(budget=budget, widths=widths)
     one, two = (run(task, recipe, rounds=2, chunk=chunk, devices=hardware()) for chunk in (1, 6))
     assert 0 in rates(one), "somebody must send everything"
-    assert one.up_bytes == two.up_bytes
-    assert one.clock == two.clock
+    assert one.ledger.up_bytes == two.ledger.up_bytes
+    assert one.ledger.clock == two.ledger.clock
 
 
 def test_bytes_are_those_of_the_channels_and_their_names() -> None:
@@ -375,7 +379,7 @@ def test_rates_come_from_devices_losses_and_labels(hidden: tuple[int, ...], said
     assert not rates(experiment).any()
     experiment.run()
     held = [8 * hidden[c % len(hidden)] + 3 for c in range(CLIENTS)]
-    assert experiment.up_bytes == 8 * sum(held), "in the first round everything goes up"
+    assert experiment.ledger.up_bytes == 8 * sum(held), "in the first round everything goes up"
     losses: list[float] = []
     for c in range(CLIENTS):
         alone, each = own[c % len(own)], []
@@ -465,7 +469,11 @@ def test_a_saved_experiment_goes_on_to_the_bit() -> None:
         second.run()
         assert_same(second.model, whole.model)
         assert torch.equal(rates(second), rates(whole))
-        assert (second.up_bytes, second.down_bytes, second.clock) == (whole.up_bytes, whole.down_bytes, whole.clock)
+        assert (second.ledger.up_bytes, second.ledger.down_bytes, second.ledger.clock) == (
+            whole.ledger.up_bytes,
+            whole.ledger.down_bytes,
+            whole.ledger.clock,
+        )
 
 
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path: Path) -> None:

@@ -145,9 +145,11 @@ def test_bytes(name: str) -> None:
     plain, done = run(task, recipe(SGD(**SMALL)), rounds=2), run(task, recipe(METHODS[name]()), rounds=2)
     sent = 2 * 4  # messages
     generator = (6 + 3) * 6 + 6 + 2 * 6 + 6 * 6 + 6
-    extra = {"feddc": (51 * 8, 51 * 8), "fedgen": (4 * 3, 8 * generator)}.get(name, (0, 0))
-    assert plain.up_bytes == plain.down_bytes == sent * 51 * 8
-    assert (done.up_bytes, done.down_bytes) == tuple(plain.up_bytes + sent * more for more in extra)
+    extra = {"feddc": (51 * 8, 51 * 8), "fedgen": (4 * 3, 8 * generator + 4 * 3)}.get(name, (0, 0))
+    assert plain.ledger.up_bytes == plain.ledger.down_bytes == sent * 51 * 8
+    assert (done.ledger.up_bytes, done.ledger.down_bytes) == tuple(
+        plain.ledger.up_bytes + sent * more for more in extra
+    )
 
 
 @pytest.mark.parametrize(

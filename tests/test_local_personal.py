@@ -151,7 +151,7 @@ def test_a_model_that_is_all_head_stands_still() -> None:
 def test_local_training_sends_nothing() -> None:
     task = mlp()
     done = run(task, get("local", cohort=4, **SMALL), rounds=3)
-    assert done.up_bytes == done.down_bytes == 0
+    assert done.ledger.up_bytes == done.ledger.down_bytes == 0
     assert_same(done.model, task.initial(0))
     assert len(kept(done, cohort(done.recipe, 0)[0])) == 4
 
@@ -204,7 +204,7 @@ def test_the_model_that_travels_is_fedavg_to_the_bit(name: str, options: dict[st
     task = mlp()
     one, other = (run(task, recipe(kind), rounds=3) for kind in (TWINS[name](**options), SGD(**SMALL | options)))
     assert_same(one.model, other.model)
-    assert (one.up_bytes, one.down_bytes) == (other.up_bytes, other.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
 
 
 def test_ditto_without_a_pull_is_local_training() -> None:

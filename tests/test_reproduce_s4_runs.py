@@ -10,7 +10,9 @@ from rich.console import Console
 
 from command import fedslice
 from fedslice.config import resolve
+from fedslice.core.message import Message
 from fedslice.errors import UserError
+from fedslice.experiment import Experiment
 from fedslice.reproduce import files, show, verdicts, workers
 from fedslice.reproduce.compression import words_since
 from fedslice.reproduce.exhibits import Cell, Claim, Exhibit, Line, Setup, Training
@@ -19,7 +21,6 @@ from fedslice.reproduce.jobs import Job, Order, job
 from fedslice.reproduce.make import make
 from fedslice.reproduce.printed import Printed, printed
 from fedslice.reproduce.progress import Progress
-from fedslice.reproduce.words import Packed
 from fedslice.reproduce.workers import Outcome
 
 QUIET = Console(file=io.StringIO())
@@ -241,12 +242,14 @@ def test_words_of_real_messages(tmp_path: Path) -> None:
     assert small["rows"][0]["cells"][0]["verdict"]["why"] == "scaled to 10 rounds"
 
 
-def test_a_message_of_another_size_than_counted_is_no_measurement(tmp_path: Path) -> None:
+def test_a_message_of_another_size_than_counted_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = resolve(job(FEW, Cell(recipe="sign"), 0, order(tmp_path)).request)
-    experiment = Packed(plan.task, plan.recipe, rounds=1)
-    pack = experiment.recipe.codec.pack
-    experiment.recipe.codec.pack = lambda *given: (pack(*given)[0], b"")  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="codec=sign packs 0 bytes where it counts"):
+    experiment = Experiment(plan.task, plan.recipe, rounds=1, wire=True)
+    pack = Message.pack
+    monkeypatch.setattr(Message, "pack", lambda *given: (pack(*given)[0], b""))
+    with pytest.raises(RuntimeError, match=r"a message takes 0 bytes where \d+ are counted"):
         experiment.run()
 
 

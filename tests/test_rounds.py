@@ -140,7 +140,7 @@ def test_centralsgd_is_sgd_on_the_pooled_data(lengths: dict[str, Any]) -> None:
     done = run(task, recipe, rounds=3)
     expected = plain_rounds(task.pooled(), recipe, 3, "mean", scale=2)  # a pooled batch stands for a cohort of two
     assert_close(done.model, expected, rtol=1e-9, atol=1e-12)
-    assert done.up_bytes == done.down_bytes == 0
+    assert done.ledger.up_bytes == done.ledger.down_bytes == 0
     assert len(done.task.federation) == 1
 
 
@@ -266,7 +266,7 @@ def test_renumbering_clients_changes_nothing(name: str) -> None:
     renumbered = Task(other, task.model, task.loss, tables=task.tables)
     one, two = run(task, recipe, rounds=3), run(renumbered, recipe, rounds=3)
     assert_close(one.model, two.model, rtol=1e-9, atol=1e-12)
-    assert (one.up_bytes, one.down_bytes) == (two.up_bytes, two.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
 
 
 @pytest.mark.usefixtures("float64")
@@ -289,7 +289,7 @@ def test_renumbering_rows_renumbers_the_model(name: str) -> None:
     one, two = run(task, recipe, rounds=3), run(renumbered, recipe, rounds=3)
     back = two.model | {"item.weight": two.model["item.weight"][new]}
     assert_close(one.model, back, rtol=1e-9, atol=1e-12)
-    assert (one.up_bytes, one.down_bytes) == (two.up_bytes, two.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
 
 
 # --- engines, chunks, repetition, resuming ------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_engines_and_chunks_agree(name: str) -> None:
     for engine, chunk in (("sequential", None), ("sequential", 2), ("vectorized", 1), ("auto", 3)):
         other = run(task, recipe, rounds=4, engine=engine, chunk=chunk)
         assert_close(other.model, first.model, rtol=1e-7, atol=1e-10)
-        assert (other.up_bytes, other.down_bytes) == (first.up_bytes, first.down_bytes)
+        assert (other.ledger.up_bytes, other.ledger.down_bytes) == (first.ledger.up_bytes, first.ledger.down_bytes)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedsubavg", "feddd", "fdrl"])
@@ -448,9 +448,13 @@ def test_bytes_are_counted_from_what_a_client_holds() -> None:
             bits = {"item.weight": 4, "tag.weight": 3}  # of 14 and 6 rows
             ids = sum(min(-(-held[n] * bits[n] // 8), -(-task.shapes[n][0] // 8)) for n in held)
             up, down = up + values + ids, down + values
-    assert (done.up_bytes, done.down_bytes) == (up, down)
+    assert (done.ledger.up_bytes, done.ledger.down_bytes) == (up, down)
     whole = run(task, fitting("fedavg")[1], rounds=3)
-    assert whole.up_bytes == whole.down_bytes == 3 * 4 * 4 * sum(shape.numel() for shape in task.shapes.values())
+    assert (
+        whole.ledger.up_bytes
+        == whole.ledger.down_bytes
+        == 3 * 4 * 4 * sum(shape.numel() for shape in task.shapes.values())
+    )
 
 
 @pytest.mark.parametrize(

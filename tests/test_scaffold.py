@@ -237,10 +237,10 @@ def test_bytes_double() -> None:
     for slices in ("whole", "feature-rows"):
         options = SMALL | {"cohort": 4, "slices": slices}
         scaffold, plain = (run(task, RECIPES[n].with_options(options)) for n in ("scaffold", "fedavg"))
-        assert scaffold.down_bytes == 2 * plain.down_bytes
-        ids = plain.up_bytes - plain.down_bytes
+        assert scaffold.ledger.down_bytes == 2 * plain.ledger.down_bytes
+        ids = plain.ledger.up_bytes - plain.ledger.down_bytes
         assert ids == 0 if slices == "whole" else ids > 0
-        assert scaffold.up_bytes == 2 * plain.down_bytes + ids
+        assert scaffold.ledger.up_bytes == 2 * plain.ledger.down_bytes + ids
 
 
 def test_private_parameters_are_not_corrected() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from exchange import Sent, heard
 from fedslice.combine import Coverage, HeatCorrected
 from fedslice.config import assignments
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
-from fedslice.messages import Message, Upload
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
@@ -135,21 +135,16 @@ def prepared(name: str, rounds: int, **options: Any) -> Experiment:
     return Experiment(task_of(), get("fdrl", cohort=4, **SMALL | own | options), rounds=rounds, eval_every=1)
 
 
-def watched(experiment: Experiment) -> tuple[list[tuple[int, Message]], list[Slice]]:
-    """Every message, with its round, and what came down, from now on."""
-    messages: list[tuple[int, Message]] = []
+def watched(experiment: Experiment) -> tuple[list[Sent], list[Slice]]:
+    """Every message, and what came down, from now on."""
+    messages = heard(experiment)
     downs: list[Slice] = []
-    encode, down = experiment.recipe.codec.encode, experiment.recipe.slices.down
-
-    def encoding(t: int, upload: Upload) -> Message:
-        messages.append((t, encode(t, upload)))
-        return messages[-1][1]
+    down = experiment.recipe.slices.down
 
     def downloading(*given: Any) -> Slice:
         downs.append(down(*given))
         return downs[-1]
 
-    experiment.recipe.codec.encode = encoding  # type: ignore[method-assign]
     experiment.recipe.slices.down = downloading  # type: ignore[method-assign]
     return messages, downs
 
@@ -167,13 +162,12 @@ def test_what_is_private_is_in_no_message(name: str) -> None:
     start = experiment.task.initial(0)
     secret: dict[int, Values] = {c: {n: v for n, v in start.items() if n not in shared} for c in range(CLIENTS)}
     for row in experiment.stream():
-        said, t = [m for m in messages if m[0] == row["round"] - 1], row["round"] - 1
+        said = [m for m in messages if m.t == row["round"] - 1]
         assert bool(said) == (row["round"] > 0)
-        for _, message in said:
-            codes = message.upload.values.keys() == {"code"}
-            assert codes or message.upload.slice.axes.keys() == message.upload.values.keys() == shared
-            for place, client in enumerate(message.upload.clients.tolist()):
-                header, payload = experiment.recipe.codec.pack(message, place)
+        for message in said:
+            assert message.message.part.axes.keys() == shared
+            for place, client in enumerate(message.clients):
+                header, payload = message.pack(place)
                 assert len(payload) == int(message.bytes[place])
                 now = {n: v for n, v in kept(experiment, client).items() if n not in shared}
                 assert now.keys() == secret[client].keys()
@@ -183,9 +177,7 @@ def test_what_is_private_is_in_no_message(name: str) -> None:
                     for value in torch.cat([v.flatten() for v in block.values()]).tolist():
                         assert value == 0 or struct.pack("<d", value) not in payload
                 secret[client] = now
-                if not codes:
-                    part, _ = experiment.recipe.codec.unpack(t, client, header, payload)
-                    assert part.axes.keys() == shared
+                assert header.parameters.keys() == shared
     assert downs
     assert all(down.axes.keys() == shared for down in downs)
     assert all(torch.equal(experiment.model[n], start[n]) for n in start if n not in shared), "nothing to learn from"
@@ -225,7 +217,7 @@ def test_engines_and_chunks_agree(name: str) -> None:
     assert_close(other.model, one.model, rtol=1e-8, atol=1e-11)
     for client in range(CLIENTS):
         assert_close(kept(other, client), kept(one, client), rtol=1e-8, atol=1e-11)
-    assert (other.up_bytes, other.down_bytes) == (one.up_bytes, one.down_bytes)
+    assert (other.ledger.up_bytes, other.ledger.down_bytes) == (one.ledger.up_bytes, one.ledger.down_bytes)
 
 
 # --- other slices inside --------------------------------------------------------------------------------------------
@@ -249,7 +241,7 @@ def test_a_part_inside_of_which_all_is_shared_is_itself(
     inside = Recipe(select=Uniform(cohort=4), slices=Shared("*", inner), **options).with_options(SMALL)
     one, other = (run(task, method, rounds=4, engine="vectorized") for method in (inside, alone))
     assert_close(one.model, other.model, rtol=1e-12, atol=1e-14)
-    assert (one.up_bytes, one.down_bytes) == (other.up_bytes, other.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
     for client in range(CLIENTS):
         assert_close(kept(one, client), kept(other, client), rtol=1e-12, atol=1e-14)
 
@@ -261,8 +253,8 @@ def test_rows_of_both_encoders_are_the_whole_tables() -> None:
     options: dict[str, Any] = {"cohort": 4, "local": "sgd", "combine": "heat", **SMALL}
     whole, rows = (run(task, get("fdrl", inner=inner, **options), rounds=4) for inner in ("whole", "feature-rows"))
     assert_close(rows.model, whole.model, rtol=1e-10, atol=1e-13)
-    assert rows.up_bytes < whole.up_bytes
-    assert rows.down_bytes < whole.down_bytes
+    assert rows.ledger.up_bytes < whole.ledger.up_bytes
+    assert rows.ledger.down_bytes < whole.ledger.down_bytes
     for client in range(CLIENTS):
         hold = rows.recipe.slices.hold(0, torch.tensor([client]))
         mine, everything = kept(rows, client), kept(whole, client)
@@ -322,6 +314,6 @@ def test_narrow_bodies_with_heads_of_their_own() -> None:
 
 def test_nothing_is_no_message() -> None:
     done = run(pair(), Recipe(Uniform(cohort=4), Shared("none")).with_options(SMALL), 2)
-    assert (done.up_bytes, done.down_bytes, done.rejected) == (0, 0, 0)
+    assert (done.ledger.up_bytes, done.ledger.down_bytes, done.rejected) == (0, 0, 0)
     with pytest.raises(UserError, match="patterns=none sends nothing, and codec=sign has nothing to compress"):
         get("local", codec="sign")

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslice.slice import Axis, Slice, Values, id_bits
+from fedslice.core.encodings import Ids
+from fedslice.slice import Axis, Slice, Values
 from toys import Cut, axis_of, cuts, nested, numbers_like, values_on
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -241,7 +242,7 @@ def test_ids_cost_the_smaller_of_packed_integers_and_a_bitmap(extent: int, share
     counts = [round(share * extent) for share in shares]
     axis = axis_of([list(range(count)) for count in counts])
     bits = next(b for b in itertools.count(1) if 2**b >= extent)
-    assert id_bits(extent) == bits
+    assert Ids(extent).width == bits
     # who holds all positions need not name them
     expected = [min(-(-count * bits // 8), -(-extent // 8)) * (count < extent) for count in counts]
     whole, rows = (None, None), (axis, None)

@@ -13,9 +13,10 @@ from fedslice.codecs import StreamingSubspace
 from fedslice.codecs.basis import Basis
 from fedslice.codecs.catchup import CatchUp
 from fedslice.codecs.subspace import flatten
+from fedslice.core.message import Body
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment
-from fedslice.messages import Message, Upload
+from fedslice.messages import Upload
 from fedslice.parts import RoundEnd
 from fedslice.recipes import get
 from fedslice.slice import Slice, Values
@@ -158,8 +159,8 @@ def test_the_words_of_a_run_are_those_that_the_paper_counts() -> None:
     common: dict[str, Any] = {"select": "everyone", "rank": 2, "warmup": 2, "every": 5, "iterations": 2, "lr": 0.1}
     for recipe, full in (("flss", size), ("sign+flss", size / 32)):
         done = run(task, get(recipe, **common), rounds=12)
-        assert done.up_words == pytest.approx(CLIENTS * (4 * full + 8 * 2))
-    assert run(task, get("flss", **common), rounds=12).up_bytes == 4 * CLIENTS * (4 * size + 8 * 2)
+        assert done.ledger.words == pytest.approx(CLIENTS * (4 * full + 8 * 2))
+    assert run(task, get("flss", **common), rounds=12).ledger.up_bytes == 4 * CLIENTS * (4 * size + 8 * 2)
 
 
 @pytest.mark.parametrize("weights", [None, "samples"])
@@ -176,8 +177,8 @@ def test_the_server_takes_the_plain_mean_of_coefficients(
         assert isinstance(codec, StreamingSubspace)
         decode = codec.decode
 
-        def noted(t: int, message: Message) -> Upload:
-            sent.append(decode(t, message))
+        def noted(t: int, frame: Upload, body: Body) -> Upload:
+            sent.append(decode(t, frame, body))
             return sent[-1]
 
         monkeypatch.setattr(codec, "decode", noted)
@@ -210,7 +211,7 @@ def test_a_fixed_subspace_is_never_left() -> None:
             first = codec._basis
     assert first is not None
     assert codec._basis is first
-    assert experiment.up_words == CLIENTS * (2 * size + 10 * 2)
+    assert experiment.ledger.words == CLIENTS * (2 * size + 10 * 2)
     for before, after in pairwise(places[2:]):
         step = after - before
         assert float(step.norm()) > 0

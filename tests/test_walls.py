@@ -67,7 +67,7 @@ def test_without_dropout_feddd_is_fedavg_to_the_bit(full_every: int, weights: An
     plain = Recipe(select=Everyone(), combine=Mean(weights=weights)).with_options(TRAINING)
     one, two = run(task, feddd(0.0, full_every, weights=weights), rounds=4), run(task, plain, rounds=4)
     assert_same(one.model, two.model)
-    assert (one.up_bytes, one.down_bytes) == (two.up_bytes, two.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
 
 
 def masks(experiment: Experiment, clients: int) -> dict[str, Tensor]:
@@ -126,8 +126,8 @@ def test_a_client_sends_so_many_channels_and_pays_for_them(rate: float, sent: tu
     values = 4 * (sent[0] * (4 + 1) + sent[1] * (6 + 1))
     ids = 0 if rate == 0 else 2  # a bitmap or packed numbers of 6 and of 3 channels: a byte each
     whole = 4 * sum(shape.numel() for shape in task.shapes.values())
-    assert done.up_bytes == 2 * len(SIZES) * (values + ids)
-    assert done.down_bytes == len(SIZES) * (whole + values), "everything at first, then what went up"
+    assert done.ledger.up_bytes == 2 * len(SIZES) * (values + ids)
+    assert done.ledger.down_bytes == len(SIZES) * (whole + values), "everything at first, then what went up"
 
 
 def test_channels_are_drawn_anew_for_every_client_and_round() -> None:
@@ -194,7 +194,7 @@ def test_full_updates_in_every_round_are_fedavg_to_the_bit() -> None:
     one = run(task, flss(rank=2, warmup=2, every=1), rounds=6)
     two = run(task, Recipe(select=Everyone()).with_options(TRAINING), rounds=6)
     assert_same(one.model, two.model)
-    assert (one.up_bytes, one.down_bytes) == (two.up_bytes, two.down_bytes)
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
 
 
 def test_with_the_identity_for_a_basis_flss_is_fedavg() -> None:
@@ -258,9 +258,9 @@ def test_codes_are_rank_words_on_the_wire() -> None:
     for t in each_round(experiment):
         full = t < 3 or (t - 3) % 3 == 0
         then = t - 1 < 3 or (t - 1 - 3) % 3 == 0
-        assert experiment.up_bytes - up == clients * 4 * (size if full else 3)
-        assert experiment.down_bytes - down == clients * 4 * (size if then else 3)
-        up, down = experiment.up_bytes, experiment.down_bytes
+        assert experiment.ledger.up_bytes - up == clients * 4 * (size if full else 3)
+        assert experiment.ledger.down_bytes - down == clients * 4 * (size if then else 3)
+        up, down = experiment.ledger.up_bytes, experiment.ledger.down_bytes
 
 
 def observed(updates: Tensor, rank: int, warmup: int) -> StreamingSubspace:
@@ -329,7 +329,9 @@ def test_what_is_private_is_never_in_a_message() -> None:
     for upload in seen:
         assert upload.values.keys() == upload.slice.axes.keys() == upload.layout.axes.keys() == SHARED
     shared = sum(shape.numel() for name, shape in task.shapes.items() if name in SHARED)
-    assert experiment.up_bytes == experiment.down_bytes == 4 * 4 * 4 * shared, "4 rounds, 4 clients, 4 bytes"
+    assert experiment.ledger.up_bytes == experiment.ledger.down_bytes == 4 * 4 * 4 * shared, (
+        "4 rounds, 4 clients, 4 bytes"
+    )
     start = task.initial(0)
     for name in task.shapes:
         assert torch.equal(experiment.model[name], start[name]) == (name not in SHARED)

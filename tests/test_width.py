@@ -14,17 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedslice import wire
 from fedslice.channels import Layer
 from fedslice.combine import Coverage
+from fedslice.core.encodings import Floats
+from fedslice.core.message import Field, Fields, Message, OnSlice, unpack
 from fedslice.engines.choose import ENGINES
-from fedslice.errors import UserError
+from fedslice.errors import Refused, UserError
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation
 from fedslice.models.images import ImageClassifier
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
-from fedslice.slice import Axis, Slice
+from fedslice.slice import Axis, Slice, Values
 from fedslice.slices import Width
 from fedslice.task import Task
 from fedslice.work import download
@@ -139,6 +140,14 @@ def test_a_narrow_slice_is_a_prefix_and_comes_back(drawn: tuple[list[int], Width
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
+def declared(part: Slice, dtype: torch.dtype = torch.float64) -> Fields:
+    return {"values": Field(Floats(dtype), on=part)}
+
+
+def message(part: Slice, values: Values, dtype: torch.dtype = torch.float64) -> Message:
+    return Message(part, declared(part, dtype), {"values": OnSlice(part, values)})
+
+
 @given(narrow())
 @settings(deadline=None, max_examples=30)
 def test_first_positions_cost_no_ids_and_survive_packing(drawn: tuple[list[int], Width, Tensor]) -> None:
@@ -147,32 +156,35 @@ def test_first_positions_cost_no_ids_and_survive_packing(drawn: tuple[list[int],
     values = hold.gather(model)
     assert not hold.id_bytes().any()
     for c in range(len(hidden)):
-        header, payload = wire.pack(hold, values, c)
+        header, payload = message(hold, values).pack(c)
         assert len(payload) == 8 * int(hold.numbers()[c])
-        back, found = wire.unpack(header, payload, toy().shapes, torch.float64)
+        back, body = unpack(header, payload, toy().shapes, declared)
+        found = body["values"]
+        assert isinstance(found, OnSlice)
         assert int(back.numbers()[0]) == int(hold.numbers()[c])
         for name, value in back.gather(model).items():
-            assert torch.equal(value, found[name])
+            assert torch.equal(value, found.values[name])
 
 
 @pytest.mark.parametrize(
-    ("axis", "message"),
+    ("axis", "said"),
     [
-        ((6, 7, True), "names the first 7 of 6 positions"),
-        ((6, -1, True), "names the first -1 of 6 positions"),
-        ((7, 7, True), "extent of 7; the model has 6"),
-        ((6, 5, True), "cut short at 'first.bias': 16 of 20 bytes"),
-        ((6, 3, True), "4 bytes more"),
+        ((6, 7, True), "names 7 of 6 positions"),
+        ((6, -1, True), "names -1 of 6 positions"),
+        ((7, 7, True), "extent of 7, the model has 6"),
+        ((6, 5, True), "has 32 bytes, its header says 40"),
+        ((6, 3, True), "has 32 bytes, its header says 24"),
         ((10**15, 10**15, True), "extent of 1000000000000000"),
         ((10**15, 10**15, False), "extent of 1000000000000000"),
     ],
 )
-def test_a_header_that_lies_about_first_positions_is_refused(axis: tuple[int, int, bool], message: str) -> None:
+def test_a_header_that_lies_about_first_positions_is_refused(axis: tuple[int, int, bool], said: str) -> None:
     held = Axis(torch.tensor([4]), torch.arange(4)[None], torch.tensor([True]))
-    header, payload = wire.pack(Slice(1, toy().shapes, {"first.bias": (held,)}), {"first.bias": torch.ones(1, 4)}, 0)
+    part = Slice(1, toy().shapes, {"first.bias": (held,)})
+    header, payload = message(part, {"first.bias": torch.ones(1, 4)}).pack(0)
     assert header.axes == ((6, 4, True),)
-    with pytest.raises(UserError, match=message):
-        wire.unpack(replace(header, axes=(axis,)), payload, toy().shapes)
+    with pytest.raises(Refused, match=said):
+        unpack(replace(header, axes=(axis,)), payload, toy().shapes, declared)
 
 
 @pytest.mark.parametrize("options", [{}, {"own_labels": True}, {"slices": "channel-dropout", "rate": 0.5}])
@@ -180,9 +192,10 @@ def test_the_ledger_counts_what_narrow_clients_pack(options: dict[str, Any]) -> 
     experiment = Experiment(toy(), by_width("1,0.5,0.34", **options), rounds=3, chunk=4)
     seen = watched(experiment)
     experiment.run()
-    packed = [len(wire.pack(one.slice, one.values, c)[1]) for one in seen for c in range(len(one.clients))]
+    messages = [message(one.slice, one.values, torch.float32) for one in seen]
+    packed = [len(one.pack(c)[1]) for one in messages for c in range(one.clients)]
     assert len(packed) == 18
-    assert experiment.up_bytes == sum(packed)
+    assert experiment.ledger.up_bytes == sum(packed)
 
 
 # --- what clients hold --------------------------------------------------------------------------------------------
@@ -322,12 +335,12 @@ def test_chunks_and_engines_agree(options: dict[str, Any]) -> None:
     ]
     for other in found[1:]:
         assert_close(other.model, found[0].model, rtol=0, atol=1e-12)
-        assert other.down_bytes == found[0].down_bytes
+        assert other.ledger.down_bytes == found[0].ledger.down_bytes
 
 
 def test_bytes_do_not_depend_on_the_chunk() -> None:
     recipe = by_width("1,0.5", own_labels=True)
-    assert run(toy(), recipe, chunk=1).up_bytes == run(toy(), recipe, chunk=6).up_bytes
+    assert run(toy(), recipe, chunk=1).ledger.up_bytes == run(toy(), recipe, chunk=6).ledger.up_bytes
 
 
 @pytest.mark.usefixtures("float64")
@@ -406,7 +419,7 @@ def test_only_rows_of_own_classes_go_up_and_a_class_of_nobody_keeps_its_row() ->
             torch.testing.assert_close(experiment.model[name][row], mean, rtol=0, atol=1e-12)
     body = sum(end["first.weight"] for end in ends) / 3
     torch.testing.assert_close(experiment.model["first.weight"], body, rtol=0, atol=1e-12)
-    assert experiment.down_bytes == 3 * 51 * 8
+    assert experiment.ledger.down_bytes == 3 * 51 * 8
 
 
 @pytest.mark.parametrize("label", [np.arange(12) % 3 + 0.5, np.arange(12) % 4, np.arange(12) % 3 - 1])

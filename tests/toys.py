@@ -12,10 +12,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedslice.core.message import Body
 from fedslice.devices import Devices
 from fedslice.experiment import Experiment
 from fedslice.federation import Federation, Ragged, Samples
-from fedslice.messages import Message, Upload
+from fedslice.messages import Upload
 from fedslice.models.discriminative import Discriminative
 from fedslice.parts import World
 from fedslice.recipe import Recipe
@@ -212,7 +213,7 @@ def watched(experiment: Experiment) -> list[Upload]:
     seen: list[Upload] = []
     plain = experiment.recipe.codec.encode
 
-    def encode(t: int, upload: Upload) -> Message:
+    def encode(t: int, upload: Upload) -> Body:
         seen.append(upload)
         return plain(t, upload)
 

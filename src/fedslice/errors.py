@@ -30,6 +30,10 @@ class UserError(ValueError):
         self.settings = frozenset(settings)
 
 
+class Refused(UserError):
+    """A message that is not used, because it cannot be what it claims to be."""
+
+
 class RunWarning(UserWarning):
     """Something to know about a run that goes on nevertheless. The command line prints it as a line of its own."""
 

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedslice import rng
 from fedslice.combine import Total
+from fedslice.core.message import Body, Fields, Message, OnSlice, unpack
 from fedslice.devices import Devices
 from fedslice.divergence import Divergence
 from fedslice.engines import Trained, choose
@@ -24,10 +26,11 @@ from fedslice.engines.memory import keep_freed
 from fedslice.engines.scope import noise, threads
 from fedslice.errors import RunWarning, UserError, shown
 from fedslice.evaluate import evaluate
+from fedslice.ledger import Ledger
 from fedslice.measure.base import Moment
 from fedslice.measure.heat import heat_panels
 from fedslice.measure.instruments import INSTRUMENTS, Instruments
-from fedslice.messages import Message
+from fedslice.messages import Upload
 from fedslice.panel import Panel
 from fedslice.parts import RoundEnd, World
 from fedslice.recipe import Recipe
@@ -51,7 +54,8 @@ class Experiment:
     the instruments named in ``measure`` find; with a codec that compresses also ``up_words``, the 32-bit words that S4
     counts; with ``devices`` the ``clock``: seconds that the rounds would have taken on them, each as long as its
     slowest client (S3, equation 12). ``scratch`` is a folder for what grows with the rounds beyond a checkpoint's size;
-    a saved experiment is continued with the same one.
+    a saved experiment is continued with the same one. With ``wire`` every upload becomes bytes and is read back from
+    them: slower, and the same to float tolerance.
 
     The first round with rejected updates is told by a :class:`RunWarning`, and so is a run that ends diverged.
     """
@@ -69,6 +73,7 @@ class Experiment:
         device: str = "cpu",
         measure: Sequence[str] = (),
         devices: Devices | None = None,
+        wire: bool = False,
         scratch: Path | None = None,
     ):
         for name, value in {
@@ -104,11 +109,12 @@ class Experiment:
         self._instruments.setup(self._measured)
         self._likeness = self._alike()
         self.round = 0
-        self.up_bytes = self.down_bytes = self.rejected = 0
-        self.updates = self.recent_updates = self.recent_rejected = 0
+        self.rejected = self.updates = self.recent_updates = self.recent_rejected = 0
         self.diverged_round: int | None = None
         self.sound = True  # loss and model were finite at the last evaluation
-        self.up_words = self.seconds = self.clock = 0.0
+        self.seconds = 0.0
+        self.ledger = Ledger()
+        self._wire = wire
         self._warned = False
         self._asked = (engine, chunk)
         self._chosen: Choice | None = None
@@ -171,25 +177,58 @@ class Experiment:
             trained = self._train(work)
             sent, report, broken = upload(world, recipe, self.model, work, trained.end)
             self._instruments.trained(work, self.model, trained.end, ~broken)
-            message = recipe.codec.encode(t, sent)
-            total.add(recipe.codec.decode(t, message))
-            reports.add(report)
+            message = self._message(t, sent, report)
+            for frame, body in self._arriving(t, sent, message):
+                taken = self._decode(t, frame, body)
+                total.add(taken)
+                reports.add(_reported(recipe.local.report_fields(frame.slice), frame, body))
+                rejected += int((taken.weights == 0).sum())
             met.append(clients)
             losses.append(trained.losses)
             if trained.squares is not None:
                 squares.append(trained.squares)
-            rejected += int(broken.sum())
             if recipe.select.remote:
-                times.append(self._count(work, report.slice, message))
-        self.clock += max(times, default=0.0)
+                times.append(self._count(work, message))
+        self.ledger.clock += max(times, default=0.0)
         self._reject(rejected, len(cohort.clients))
-        mean = recipe.codec.lift(t, total.mean(recipe.local.field()))
+        mean = recipe.codec.lift(t, total.mean())
         share = total.clients / len(self.task.federation)
         change = recipe.server.step(self.model, recipe.combine.correct(mean, total), share)
         squared = torch.cat(squares) if squares else None
         end = RoundEnd(t, torch.cat(met), torch.cat(losses), change, reports.sum(), squared)
         recipe.observe(end)
         return end
+
+    def _message(self, t: int, sent: Upload, report: Upload) -> Message:
+        """The messages of a chunk: the update as the codec sends it, and the report of the local method."""
+        fields = self._fields(t, sent.slice)
+        said = self.recipe.local.report_fields(sent.slice)
+        body = self.recipe.codec.encode(t, sent) | dict.fromkeys(said, report)
+        return Message(sent.slice, fields, body)
+
+    def _fields(self, t: int, part: Slice) -> Fields:
+        return {**self.recipe.codec.fields(t, part), **self.recipe.local.report_fields(part)}
+
+    def _arriving(self, t: int, sent: Upload, message: Message) -> Iterator[tuple[Upload, Body]]:
+        """What the server receives: the chunk as it is, or with ``wire`` every client's message from its bytes."""
+        frame = replace(sent, layout=sent.slice, values={}, reach=None, drift={})
+        if not self._wire:
+            yield frame, message.body
+            return
+        counted = sum(message.sizes().values(), torch.zeros(message.clients, dtype=torch.int64))
+        for client in range(message.clients):
+            header, payload = message.pack(client)
+            if len(payload) != int(counted[client]):
+                raise RuntimeError(f"a message takes {len(payload)} bytes where {int(counted[client])} are counted")
+            part, body = unpack(header, payload, self.task.shapes, partial(self._fields, t))
+            some = slice(client, client + 1)
+            yield Upload(frame.clients[some], frame.weights[some], part, part, {}), body
+
+    def _decode(self, t: int, frame: Upload, body: Body) -> Upload:
+        """The updates that the server adds up; of a client whose decoded update has no finite norm, nothing."""
+        own = {name: body[name] for name in self.recipe.codec.fields(t, frame.slice)}
+        taken = self.recipe.codec.decode(t, frame, own)
+        return taken if self.recipe.codec.exact else taken.of(taken.fine())
 
     def _reject(self, rejected: int, updates: int) -> None:
         """Count a round's updates; tell of the first that are rejected."""
@@ -217,19 +256,22 @@ class Experiment:
     def _finite(self) -> bool:
         return all(bool(value.isfinite().all()) for value in self.model.values())
 
-    def _count(self, work: Work, up: Slice, message: Message) -> float:
-        """Count a chunk's bytes; how long its slowest device takes, if there are devices."""
+    def _count(self, work: Work, message: Message) -> float:
+        """Enter a chunk's bytes in the ledger; the time of its slowest device, if there are devices."""
         codec, local, itemsize = self.recipe.codec, self.recipe.local, self.task.itemsize
-        sent = message.bytes + local.up_bytes(up, itemsize)
-        received = codec.down_bytes(work.round, work.down, itemsize, work.clients)
-        received = received + local.down_bytes(work.down, itemsize)
-        self.up_bytes += int(sent.sum())
-        self.up_words += float((sent if message.words is None else 4 * message.words).sum()) / 4
-        self.down_bytes += int(received.sum())
+        own = message.sizes()
+        sent = {**own, **local.up_bytes(message.part, itemsize)}
+        received = {"values": codec.down_bytes(work.round, work.down, itemsize, work.clients)}
+        received |= local.down_bytes(work.down, itemsize)
+        coded = {name: own[name] for name in codec.fields(work.round, message.part)}
+        words = codec.words(work.round, message.part, coded)
+        self.ledger.sent(sent, words)
+        self.ledger.received(received)
         if self._devices is None:
             return 0.0
         samples = work.real.sum((1, 2)).cpu()
-        return float(self._devices.seconds(work.clients.cpu(), samples, sent, received).max())
+        up, down = (sum(sizes.values()) for sizes in (sent, received))
+        return float(self._devices.seconds(work.clients.cpu(), samples, up, down).max())
 
     def _alike(self) -> Tensor:
         """A number per client: those with similar ones take similar steps, on networks of similar width."""
@@ -245,13 +287,14 @@ class Experiment:
             return self.engine.engine.train(self.task, self.recipe.local, work)
 
     def _row(self) -> Row:
-        counts = {"up_bytes": self.up_bytes, "down_bytes": self.down_bytes, "rejected": self.rejected}
+        books = self.ledger
+        counts = {"up_bytes": books.up_bytes, "down_bytes": books.down_bytes, "rejected": self.rejected}
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
             self._judge(scores)
             scores |= self._instruments.measure(Moment(self._measured, self.round, self.model, self.engine))
-        words = {} if self.recipe.codec.exact else {"up_words": self.up_words}
-        clock = {} if self._devices is None else {"clock": self.clock}
+        words = {} if self.recipe.codec.exact else {"up_words": books.words}
+        clock = {} if self._devices is None else {"clock": books.clock}
         return {"round": self.round, **scores, **counts, **words, **clock, "seconds": self.seconds}
 
     def panels(self) -> list[Panel]:
@@ -275,7 +318,7 @@ class Experiment:
         tensors |= {f"store.{name}": value for name, value in self.store.state_dict().items()}
         tensors |= {f"parts.{name}": value for name, value in self.recipe.state_dict().items()}
         tensors |= {f"measure.{name}": value for name, value in self._instruments.state_dict().items()}
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {name: getattr(self, name) for name in _NUMBERS} | {"ledger": self.ledger.state_dict()}
         return tensors, numbers | {"finite": self._finite(), "tensors": inventory(tensors)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -292,6 +335,7 @@ class Experiment:
             raise UserError(f"the model was saved with {found}, which is no longer so")
         for name in _NUMBERS:
             setattr(self, name, numbers[name])
+        self.ledger.load_state_dict(numbers["ledger"])
         try:
             self.store.load_state_dict(groups["store"])
             self.recipe.load_state_dict(groups["parts"])
@@ -301,6 +345,19 @@ class Experiment:
                 self.recipe.codec.down_bytes(self.round, work.down, self.task.itemsize, work.clients)
         except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(f"its memories do not fit ({type(error).__name__}: {error})") from error
+
+
+def _reported(fields: Fields, frame: Upload, body: Body) -> Upload:
+    """What the local method sent besides the model, every accepted client counting once."""
+    weights = (frame.weights > 0).double()
+    for name in fields:
+        found = body[name]
+        if isinstance(found, Upload):
+            return replace(found, weights=weights)
+        assert isinstance(found, OnSlice)
+        return replace(frame, weights=weights, values=found.values)
+    nothing = frame.slice.only(())
+    return Upload(frame.clients, weights, nothing, nothing, {})
 
 
 def device_by_name(name: str) -> torch.device:

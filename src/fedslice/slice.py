@@ -14,9 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedslice.core.encodings import Ids
 
 Values = dict[str, Tensor]
 Shapes = Mapping[str, torch.Size]
@@ -44,6 +47,10 @@ class Axis:
         """[clients, longest]: true where ``ids`` is a member and not padding."""
         places = torch.arange(self.ids.shape[1], device=self.counts.device)
         return places < self.counts[:, None]
+
+    def read(self, ids: Tensor) -> None:
+        """Set the members of an axis of which only the number was known."""
+        self._ids = ids
 
     @classmethod
     def from_flat(cls, ids: Tensor, counts: Tensor) -> Axis:
@@ -87,6 +94,20 @@ class Axis:
 
 
 Axes = tuple[Axis | None, ...]
+
+
+class Line(NamedTuple):
+    """A parameter's values in one line per client, padding among them."""
+
+    values: Tensor  # [clients, places], zero on padding
+    held: Tensor | None  # the same shape, false on padding; ``None`` if none is padded
+    counts: Tensor  # [clients]: number of values of each client's own
+
+    def positions(self) -> Tensor:
+        """[clients, places] or [1, places]: each value's number among the client's own."""
+        if self.held is None:
+            return torch.arange(self.values.shape[1], device=self.values.device)[None]
+        return self.held.cumsum(1) - 1
 
 
 class Slice:
@@ -191,6 +212,40 @@ class Slice:
         held = self.held(name)
         return values if held is None else values.masked_fill(~_like(held, values), 0)
 
+    def one(self, client: int) -> Slice:
+        """One client's slice, without padding; axes that parameters share are shared still."""
+        axes: dict[Axis, Axis] = {}
+        for axis in (axis for held in self.axes.values() for axis in held if axis is not None):
+            count = axis.counts[client : client + 1]
+            ids = axis.ids[client : client + 1, : int(count)]
+            axes.setdefault(axis, Axis(count, ids, axis.first[client : client + 1]))
+        held = {n: tuple(None if axis is None else axes[axis] for axis in own) for n, own in self.axes.items()}
+        return Slice(1, self.shapes, held)
+
+    def expand(self, values: Values, on: Slice, rest: float = 0) -> Values:
+        """Values of one client laid out on a slice that contains this one, with ``rest`` elsewhere."""
+        whole = {name: self.spread(name, value - rest if rest else value) for name, value in values.items()}
+        out = on.pick(whole, Slice.whole(1, on.shapes, whole))
+        return {name: value + rest if rest else value for name, value in out.items()}
+
+    def sizes(self, name: str) -> list[int]:
+        """Number of positions that a chunk's values of a parameter have along each dimension."""
+        held = zip(self.shapes[name], self.axes[name], strict=True)
+        return [extent if axis is None else axis.ids.shape[1] for extent, axis in held]
+
+    def line(self, name: str, values: Tensor) -> Line:
+        """A parameter's values [clients, ...] in one line per client."""
+        held = self.held(name)
+        if held is not None:
+            held = _like(held, values).expand_as(values).reshape(self.clients, -1)
+        flat = values.reshape(self.clients, -1)
+        counts = self.only([name]).numbers().to(values.device)
+        return Line(flat if held is None else flat.masked_fill(~held, 0), held, counts)
+
+    def sums(self, name: str, values: Tensor) -> Tensor:
+        """[clients]: the sum of a parameter's values, in float64."""
+        return self.line(name, values).values.sum(1, dtype=torch.float64)
+
     def own(self, name: str, client: int) -> tuple[slice, ...]:
         """Where a client's own values sit in those of a chunk: what lies beyond is padding."""
         return tuple(slice(None if axis is None else int(axis.counts[client])) for axis in self.axes[name])
@@ -218,8 +273,7 @@ class Slice:
         }
         total = torch.zeros(self.clients, dtype=torch.int64)
         for axis, extent in sizes.items():
-            packed = (axis.counts.cpu() * id_bits(extent) + 7) // 8
-            total += packed.clamp(max=(extent + 7) // 8) * ~(axis.first | (axis.counts == extent)).cpu()
+            total += Ids(extent).size(axis.counts.cpu(), axis.first.cpu())
         return total
 
     def _positions(self, name: str, lead: int) -> Tensor:
@@ -231,11 +285,6 @@ class Slice:
             ids = ids.view(len(ids), *[-1 if d == dim else 1 for d in range(lead)])
             index = index + ids * math.prod(shape[dim + 1 : lead])
         return index
-
-
-def id_bits(extent: int) -> int:
-    """Bits of one packed position in a dimension of this extent."""
-    return max(1, (extent - 1).bit_length())
 
 
 def _sliced(axes: Axes) -> int:

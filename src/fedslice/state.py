@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedslice.errors import UserError
 
-COUNTS = ("round", "up_bytes", "down_bytes", "updates", "rejected", "recent_updates", "recent_rejected")
-AMOUNTS = ("up_words", "clock", "seconds")
+COUNTS = ("round", "updates", "rejected", "recent_updates", "recent_rejected")
+AMOUNTS = ("seconds",)
 _GROUPS = ("model", "store", "parts", "measure")
 
 
@@ -35,6 +35,7 @@ def check_numbers(numbers: Mapping[str, Any], rounds: int) -> None:
     for part, whole in (("rejected", "updates"), ("recent_updates", "updates"), ("recent_rejected", "recent_updates")):
         if numbers[part] > numbers[whole]:
             raise UserError(f"{part} is {numbers[part]}, expected at most the {numbers[whole]} of {whole}")
+    _check_ledger(_number(numbers, "ledger"))
     at = _number(numbers, "diverged_round")
     if at is not None and (type(at) is not int or not 0 <= at <= numbers["round"]):
         raise UserError(f"diverged_round is {at!r:.40}, expected a round that is done, or none")
@@ -64,6 +65,20 @@ def check_tensors(tensors: Mapping[str, Tensor], noted: object, model: Mapping[s
         for key, ids in tensors.items():
             if key.endswith(f"/{table}/ids") and bool((ids >= len(value)).any()):
                 raise UserError(f"tensor {key!r} names rows beyond the {len(value)} of {table}")
+
+
+def _check_ledger(books: Any) -> None:
+    """Bytes by field are whole numbers, words and the clock are numbers, and nothing is missing."""
+    if not isinstance(books, dict) or books.keys() != {"up", "down", "words", "clock"}:
+        raise UserError(f"ledger is {books!r:.40}, expected up, down, words and clock")
+    for name in ("up", "down"):
+        sizes = books[name]
+        if not isinstance(sizes, dict) or any(type(size) is not int or size < 0 for size in sizes.values()):
+            raise UserError(f"ledger has {name}={sizes!r:.40}, expected bytes by field")
+    for name in ("words", "clock"):
+        found = books[name]
+        if type(found) not in (int, float) or not 0 <= found < math.inf:
+            raise UserError(f"ledger has {name}={found!r:.40}, expected a number from 0 on")
 
 
 def _number(numbers: Mapping[str, Any], name: str) -> Any:

@@ -72,6 +72,11 @@ class Task:
         """Bytes of one parameter value."""
         return max(p.element_size() for p in self.module.parameters())
 
+    @property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Type of every trainable parameter."""
+        return {name: p.dtype for name, p in self.module.named_parameters() if p.requires_grad}
+
     @cached_property
     def index_sets(self) -> list[IndexSets]:
         """One entry per group of tables that share features."""

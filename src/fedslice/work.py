@@ -144,11 +144,11 @@ def _sent(recipe: Recipe, model: Values, work: Work, up: Slice, end: Values) -> 
     values = {name: end[name] - work.start[name] for name in work.layout.axes}
     if not recipe.local.drifts:
         return Upload(work.clients, weights, up, work.layout, values)
-    outside = [name for name, axes in work.layout.axes.items() if axes[0] is not up.axes[name][0]]
-    for name, field in work.layout.only(outside).gather(recipe.local.field()).items():
-        reach = work.reach.to(field).view(-1, *[1] * (field.dim() - 1))
-        values[name] = values[name] + reach * field  # what is left when the drift, which all share, is taken out
-    return Upload(work.clients, weights, up, work.layout, values, work.reach)
+    sent = Upload(work.clients, weights, up, work.layout, values, work.reach, recipe.local.field())
+    for name, drift in work.layout.only(sent.drifting()).gather(sent.drift).items():
+        reach = work.reach.to(drift).view(-1, *[1] * (drift.dim() - 1))
+        values[name] = values[name] + reach * drift  # what is left when the drift, which all share, is taken out
+    return sent
 
 
 def _said(recipe: Recipe, work: Work, up: Slice, end: Values) -> Upload:

@@ -1,4 +1,4 @@
-"""What every way to send values answers."""
+"""The interface of every codec."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedslice import wire
-from fedslice.messages import Message, Step, Upload
+from fedslice.core.encodings import Floats
+from fedslice.core.message import Body, Field, Fields, OnSlice
+from fedslice.messages import Step, Upload
 from fedslice.parts import Part, World
-from fedslice.slice import Shapes, Slice, Values
+from fedslice.slice import Shapes, Slice
 
 
 class Codec(Part):
     """How values travel, and in which space the server sums them.
 
-    A codec whose codes are linear may have them summed as they are: ``decode`` then returns an upload over a
-    space of its own (any names and shapes), and ``lift`` takes the mean of it back to the model once.
+    A codec declares the fields of a client's message, computes their entries on the client (``encode``) and the update
+    from them on the server (``decode``). It never touches bytes: :mod:`fedslice.core.message` packs, unpacks, sizes and
+    checks all fields.
 
-    A simulation encodes a chunk and counts bytes; ``pack`` makes the bytes of one client's message, as many as were
-    counted, and ``unpack`` is what a server makes of them: the client's part of what ``decode`` returns.
+    A codec whose codes are linear may have them summed as they are: ``decode`` then returns an upload over a space of
+    its own (any names and shapes), and ``lift`` takes the mean of it back to the model once.
     """
 
     keeps_zeros: ClassVar[bool] = False  # does a zero update arrive as zero? Then it need not be computed
@@ -35,48 +37,61 @@ class Codec(Part):
         """Learn the model's shapes and precision."""
         self._shapes, self._dtype = world.task.shapes, world.dtype
 
-    def encode(self, t: int, upload: Upload) -> Message:
-        """Client side: from values to what is sent."""
+    def fields(self, t: int, part: Slice) -> Fields:
+        """The fields of a message about these coordinates in round ``t``."""
         raise NotImplementedError
 
-    def decode(self, t: int, message: Message) -> Upload:  # noqa: ARG002
-        """Server side: what one adds up."""
-        return message.upload
+    def encode(self, t: int, upload: Upload) -> Body:
+        """Return the entries of every field of a chunk of clients; runs on the client."""
+        raise NotImplementedError
+
+    def decode(self, t: int, frame: Upload, body: Body) -> Upload:
+        """Return what the server adds up; runs on the server.
+
+        Args:
+            t: The round.
+            frame: The clients, their weights and the coordinates of the messages, without values.
+            body: The entries of every field.
+        """
+        raise NotImplementedError
+
+    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """[clients]: 32-bit words in the unit of FLSS's paper, which counts neither ids nor scales."""
+        return sum(sizes.values(), torch.zeros(part.clients)).double() / 4
 
     def lift(self, t: int, mean: Step) -> Step:  # noqa: ARG002
         """From the space of the sum to the model."""
         return mean
 
-    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Bytes of the download, per client. A client names its coordinates itself, so no ids come down.
-
-        ``clients`` says who they are, which matters if only steps that a client has missed come down; without it,
-        everyone is taken for the one who has missed most.
-        """
+    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor) -> Tensor:  # noqa: ARG002
+        """Bytes of the download, per client. A client names its coordinates itself, so no ids come down."""
         return down.numbers() * itemsize
 
-    def pack(self, message: Message, place: int) -> tuple[wire.Header, bytes]:
-        """The message of one client of a chunk, as bytes; the header is framing and not counted."""
-        one = message.one(place)
-        header, ids = wire.pack_slice(one.upload.slice, 0)
-        return header, ids + self.write(one)
+    def scales(self, part: Slice) -> Field:
+        """A field with one magnitude for each parameter."""
+        return Field(Floats(self._dtype, negative=False), shape=(len(part.axes),))
 
-    def unpack(self, t: int, client: int, header: wire.Header, payload: bytes) -> tuple[Slice, Values]:
-        """Where a client's values of round ``t`` belong, and the values; what cannot be is refused."""
-        reader = wire.Reader(payload)
-        part = wire.unpack_slice(header, reader, self.space(t))
-        values = self.read(client, part, reader)
-        reader.end()
-        return part, values
 
-    def space(self, t: int) -> Shapes:  # noqa: ARG002
-        """The shapes of what is sent in round ``t``."""
-        return self._shapes
+def entries(body: Body, name: str) -> OnSlice:
+    """A field's entries on a slice."""
+    found = body[name]
+    assert isinstance(found, OnSlice)
+    return found
 
-    def write(self, message: Message) -> bytes:
-        """What follows the ids in a message of one client: the values as they are."""
-        return wire.pack_values(message.upload.values)
 
-    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:  # noqa: ARG002
-        """The values of a client from what :meth:`write` wrote."""
-        return wire.unpack_values(part, reader, self._dtype)
+def numbers(body: Body, name: str) -> Tensor:
+    """A field's entries [clients, ...] on no slice."""
+    found = body[name]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def beside(numbers: Tensor, values: Tensor) -> Tensor:
+    """A number per client, shaped to broadcast over the clients' values."""
+    return numbers.view(-1, *[1] * (values.dim() - 1))
+
+
+def signed(positive: Tensor, magnitude: Tensor) -> Tensor:
+    """Plus or minus each client's magnitude."""
+    plus = beside(magnitude, positive)
+    return torch.where(positive.bool(), plus, -plus)

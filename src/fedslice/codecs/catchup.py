@@ -37,12 +37,9 @@ class CatchUp:
         self._full = torch.cat([self._full, self._full[-1:] + (coefficients is None)])
         self._coefficients = torch.cat([self._coefficients, self._coefficients[-1:] + (coefficients or 0)])
 
-    def words(self, t: int, clients: Tensor | None, held: Tensor, rank: int) -> Tensor:
+    def words(self, t: int, clients: Tensor, held: Tensor, rank: int) -> Tensor:
         """What comes down in round ``t`` to clients that hold so many values, of a basis of this rank."""
-        some = torch.zeros(len(held), dtype=torch.int64) if clients is None else clients.cpu()
-        seen, joined = self._seen[some], self._joined[some]
-        if clients is None:  # nobody in particular: who has missed nothing
-            seen, joined = torch.full_like(seen, t - 1), torch.zeros_like(joined)
+        seen, joined = self._seen[clients.cpu()], self._joined[clients.cpu()]
         since = seen.clamp(min=0)
         basis = held * rank + rank
         late = (joined > 0) & (seen < self._warmup) & (t >= self._warmup)

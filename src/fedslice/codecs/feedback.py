@@ -1,4 +1,4 @@
-"""Error feedback: what a message leaves out is remembered and added to the next (Karimireddy et al. 2019)."""
+"""Error feedback: what compression left out is remembered and added to the next (Karimireddy et al. 2019)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from fedslice.codecs.base import Codec
 from fedslice.codecs.memory import Memory
-from fedslice.messages import Message, Upload
+from fedslice.core.message import Body
+from fedslice.messages import Upload
 from fedslice.parts import World
+from fedslice.slice import Slice, Values
 
 if TYPE_CHECKING:
     from fedslice.recipe import Recipe
@@ -33,17 +35,25 @@ class Feedback(Codec):
         if self.error_feedback:
             self._errors = Memory(self, "error", world)
 
-    def encode(self, t: int, upload: Upload) -> Message:  # noqa: ARG002
+    def encode(self, t: int, upload: Upload) -> Body:  # noqa: ARG002
         """Compress the update and the errors so far."""
-        if not self.error_feedback:
-            return self.compress(upload)
         clients, part, taken = upload.clients, upload.slice, upload.weights > 0
+        if not self.error_feedback:
+            return self.compress(part, upload.values)
         values = {n: v + self._errors.recall(clients, part, n, v) for n, v in upload.values.items()}
-        message = self.compress(replace(upload, values=values))
-        for name, sent in message.upload.values.items():
+        body = self.compress(part, values)
+        for name, sent in self.restore(part, body).items():
             self._errors.keep(clients, part, name, values[name] - sent, taken)
-        return message
+        return body
 
-    def compress(self, upload: Upload) -> Message:
-        """What is sent of these values."""
+    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
+        """The values that the message stands for."""
+        return replace(frame, values=self.restore(frame.slice, body))
+
+    def compress(self, part: Slice, values: Values) -> Body:
+        """The message that stands for these values."""
+        raise NotImplementedError
+
+    def restore(self, part: Slice, body: Body) -> Values:
+        """The values that a message stands for."""
         raise NotImplementedError

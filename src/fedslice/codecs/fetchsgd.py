@@ -14,14 +14,16 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice import rng
-from fedslice.codecs.base import Codec
-from fedslice.codecs.flat import Flat
+from fedslice.codecs.base import Codec, numbers
 from fedslice.codecs.missed import Missed
-from fedslice.codecs.sparse import Share, step_bits, strongest
+from fedslice.codecs.sparse import Share, step_bytes, strongest
+from fedslice.core.encodings import Floats
+from fedslice.core.message import Body, Fields
+from fedslice.core.message import Field as MessageField
 from fedslice.errors import UserError
-from fedslice.messages import Message, Step, Upload
+from fedslice.messages import Step, Upload
 from fedslice.parts import CHECKED, RoundEnd, World
-from fedslice.slice import Shapes, Slice, Values
+from fedslice.slice import Line, Slice, Values
 
 if TYPE_CHECKING:
     from fedslice.recipe import Recipe
@@ -73,11 +75,11 @@ class FetchSGD(Codec):
         self._velocity = torch.zeros_like(self._error)
         self._missed = Missed(len(world.task.federation))
 
-    def space(self, t: int) -> Shapes:  # noqa: ARG002
-        """The sketch."""
-        return {CODE: self._cells}
+    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+        """The cells."""
+        return {CODE: MessageField(Floats(self._dtype), shape=tuple(self._cells))}
 
-    def encode(self, t: int, upload: Upload) -> Message:
+    def encode(self, t: int, upload: Upload) -> Body:  # noqa: ARG002
         """The sketch of each client's update."""
         clients = len(upload.clients)
         code = torch.zeros(clients, *self._cells, dtype=self._dtype, device=self._error.device)
@@ -90,10 +92,16 @@ class FetchSGD(Codec):
             into = torch.zeros(clients * self._cells[1], dtype=self._dtype, device=code.device)
             into.index_add_(0, (first + column).flatten(), (values * sign).flatten())
             code[:, row] = into.view(clients, -1)
-        space = Slice.whole(clients, self.space(t))
-        sent = replace(upload, slice=space, layout=space, values={CODE: code})
-        words = space.numbers()
-        return Message(sent, words * self._dtype.itemsize, words.double())
+        return {CODE: code}
+
+    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
+        """The sketches, which are summed."""
+        space = Slice.whole(len(frame.clients), {CODE: self._cells})
+        return replace(frame, slice=space, layout=space, values={CODE: numbers(body, CODE)})
+
+    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """One per cell."""
+        return torch.full((part.clients,), float(self._cells.numel()), dtype=torch.float64)
 
     def lift(self, t: int, mean: Step) -> Step:  # noqa: ARG002
         """The strongest coordinates of the error sketch."""
@@ -102,7 +110,7 @@ class FetchSGD(Codec):
         self._velocity = self.momentum * self._velocity + mean[CODE][1]
         self._error = self._error + self._velocity
         found = self.estimate(self._error)[None]
-        taken = strongest(Flat(found, None, torch.tensor([found.shape[1]], device=found.device)), self.top)
+        taken = strongest(Line(found, None, torch.tensor([found.shape[1]], device=found.device)), self.top)
         hit = torch.zeros_like(self._error, dtype=torch.bool)
         hit.scatter_(1, self._column[:, taken[0]].long(), True)
         self._error, self._velocity = self._error.masked_fill(hit, 0), self._velocity.masked_fill(hit, 0)
@@ -116,10 +124,9 @@ class FetchSGD(Codec):
 
     def observe(self, end: RoundEnd) -> None:
         """Count this round's step: the places of its coordinates, and their values."""
-        bits, number = step_bits(end.change, self._shapes, self.top)
-        self._missed.add(end, (bits + 7) // 8 + number * self._dtype.itemsize)
+        self._missed.add(end, step_bytes(end.change, self._shapes, self.top, self._dtype))
 
-    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor | None = None) -> Tensor:
+    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor) -> Tensor:
         """The steps that a client missed."""
         return self._missed.bytes(t, clients, super().down_bytes(t, down, itemsize, clients))
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
-from fedslice import wire
-from fedslice.codecs.base import Codec
-from fedslice.codecs.flat import total
+from fedslice.codecs.base import Codec, beside, entries, numbers
 from fedslice.codecs.memory import Memory
-from fedslice.errors import UserError
-from fedslice.messages import Message, Upload
+from fedslice.core.encodings import Bits, Floats
+from fedslice.core.message import Body, Fields, OnSlice
+from fedslice.core.message import Field as MessageField
+from fedslice.errors import Refused
+from fedslice.messages import Upload
 from fedslice.parts import CHECKED, World
-from fedslice.slice import Slice, Values
+from fedslice.slice import Slice
 
 if TYPE_CHECKING:
     from fedslice.recipe import Recipe
@@ -43,51 +44,62 @@ class LBGM(Codec):
     def setup(self, world: World) -> None:
         """Nothing was sent yet."""
         super().setup(world)
-        self._memory = Memory(self, "look-back", world)
+        self._sent = Memory(self, "sent", world)  # by the client
+        self._received = Memory(self, "received", world)  # by the server
 
-    def encode(self, t: int, upload: Upload) -> Message:  # noqa: ARG002
+    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
         """A flag per parameter, and then a factor or the values."""
+
+        def close(body: Body) -> Tensor:
+            return numbers(body, "close").bool()
+
+        def full(body: Body) -> OnSlice:
+            flags = {}
+            for name, flag in zip(part.axes, (~close(body)).unbind(1), strict=True):
+                size = part.sizes(name)
+                flags[name] = flag.view(-1, *[1] * len(size)).expand(-1, *size)
+            return OnSlice(part, flags)
+
+        return {
+            "close": MessageField(Bits(), shape=(len(part.axes),)),
+            "factor": MessageField(Floats(self._dtype), shape=(len(part.axes),), where=close),
+            "values": MessageField(Floats(self._dtype), on=part, where=full),
+        }
+
+    def encode(self, t: int, upload: Upload) -> Body:  # noqa: ARG002
+        """Compare every parameter with what was last sent in full."""
         part, clients, taken = upload.slice, upload.clients, upload.weights > 0
-        sent, factors, flags = {}, [], []
-        numbers = torch.zeros(len(clients), dtype=torch.int64)
+        factors, flags = [], []
         for name, value in upload.values.items():
-            back = self._memory.recall(clients, part, name, value)
+            back = self._sent.recall(clients, part, name, value)
             inner, energy, length = (
-                total(part, name, one.double() * other.double())
+                part.sums(name, one.double() * other.double())
                 for one, other in ((value, back), (value, value), (back, back))
             )
             factor = inner / torch.where(length > 0, length, 1)
             close = (length > 0) & (energy - factor * inner <= self.delta * energy)  # sin²·‖g‖² on the left
-            short = factor.to(value.dtype)
-            beside = (-1, *[1] * (value.dim() - 1))
-            sent[name] = torch.where(close.view(beside), short.view(beside) * back, value)
-            self._memory.keep(clients, part, name, value, taken & ~close.to(taken.device))
-            factors.append(short)
+            self._sent.keep(clients, part, name, value, taken & ~close.to(taken.device))
+            factors.append(factor.to(value.dtype))
             flags.append(close)
-            numbers += torch.where(close.cpu(), 1, part.only([name]).numbers())
-        size = (len(flags) + 7) // 8 + numbers * self._dtype.itemsize + part.id_bytes()
-        codes = {"close": torch.stack(flags, 1), "factor": torch.stack(factors, 1)}
-        return Message(replace(upload, values=sent), size, numbers.double(), codes)
+        return {
+            "close": torch.stack(flags, 1),
+            "factor": torch.stack(factors, 1),
+            "values": OnSlice(part, upload.values),
+        }
 
-    def write(self, message: Message) -> bytes:
-        """Flags, then what they announce."""
-        close, factor = (message.codes[kind][0].cpu() for kind in ("close", "factor"))
-        values = message.upload.values
-        body = {name: factor[i] if close[i] else values[name] for i, name in enumerate(values)}
-        return np.packbits(close.numpy()).tobytes() + wire.pack_values(body)
+    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
+        """Factors times what the client sent before, or values, which are remembered."""
+        part, taken, values = frame.slice, frame.weights > 0, {}
+        sent = entries(body, "values").values
+        flags, factors = (numbers(body, name).unbind(1) for name in ("close", "factor"))
+        for (name, value), close, factor in zip(sent.items(), flags, factors, strict=True):
+            back = self._received.recall(frame.clients, part, name, value)
+            if bool((close.bool() & ~back.flatten(1).any(1)).any()):
+                raise Refused(f"has a factor for {name!r}, of which its sender never sent values")
+            values[name] = torch.where(beside(close.bool(), value), beside(factor, value) * back, value)
+            self._received.keep(frame.clients, part, name, value, taken & ~close.bool().to(taken.device))
+        return replace(frame, values=values)
 
-    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:
-        """Factors times what the client sent before, or values."""
-        out: Values = {}
-        for close, name in zip(reader.bits(len(part.axes), "flags"), part.axes, strict=True):
-            sizes = wire.sizes(part, name)
-            if not close:
-                out[name] = reader.numbers(sizes, self._dtype, name)[None]
-                continue
-            back = self._memory.recall(torch.tensor([client]), part, name, torch.zeros(1, *sizes, dtype=self._dtype))
-            if not bool(back.any()):
-                raise UserError(
-                    f"payload has a factor for {name!r}, of which client {client} never sent values; it was refused."
-                )
-            out[name] = reader.numbers([1], self._dtype, name) * back
-        return out
+    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """One per factor or value."""
+        return (sizes["factor"] + sizes["values"]).double() / self._dtype.itemsize

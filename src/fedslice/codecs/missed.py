@@ -31,9 +31,9 @@ class Missed:
         self._seen[end.clients.cpu()] = end.round
         self._sent = torch.cat([self._sent, self._sent[-1:] + size])
 
-    def bytes(self, t: int, clients: Tensor | None, whole: Tensor) -> Tensor:
+    def bytes(self, t: int, clients: Tensor, whole: Tensor) -> Tensor:
         """What comes down in round ``t``, given the bytes of what each client holds."""
-        seen = self._seen.min().expand(len(whole)) if clients is None else self._seen[clients.cpu()]
+        seen = self._seen[clients.cpu()]
         steps = self._sent[t] - self._sent[seen.clamp(min=0)]
         return torch.where(seen < 0, whole, steps.minimum(whole))
 

@@ -12,13 +12,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice import rng, wire
-from fedslice.codecs.base import Codec
-from fedslice.codecs.flat import flat, read_scales, shaped
-from fedslice.errors import UserError
-from fedslice.messages import Message, Upload
+from fedslice import rng
+from fedslice.codecs.base import Codec, beside, entries, numbers
+from fedslice.core.encodings import Bits
+from fedslice.core.message import Body, Fields, OnSlice
+from fedslice.core.message import Field as MessageField
+from fedslice.messages import Upload
 from fedslice.parts import CHECKED, World
-from fedslice.slice import Slice, Values
+from fedslice.slice import Slice
 
 
 @dataclass(config=CHECKED)
@@ -41,42 +42,36 @@ class Quantize(Codec):
         self._levels = 2 ** (self.bits - 1) - 1  # on each side of zero
         self._index = {n: torch.arange(s.numel(), device=world.device).view(s) for n, s in self._shapes.items()}
 
-    def encode(self, t: int, upload: Upload) -> Message:
-        """A scale per parameter, then the levels."""
-        sent, scales = {}, []
+    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+        """A scale per parameter, and levels counted from the lowest."""
+        return {"scale": self.scales(part), "level": MessageField(Bits(self.bits, 2 * self._levels), on=part)}
+
+    def encode(self, t: int, upload: Upload) -> Body:
+        """The largest magnitudes, and levels drawn at random."""
+        levels, scales = {}, [torch.zeros(len(upload.clients), 0, dtype=self._dtype)]
         index = upload.layout.gather(self._index)
         for number, (name, value) in enumerate(upload.values.items()):
-            line = flat(upload.layout, name, value)
+            line = upload.layout.line(name, value)
             scale = line.values.abs().amax(1) if line.values.shape[1] else value.new_zeros(len(value))
             where = index[name].reshape(len(value), -1)
-            levels = self._rounded(line.values, scale, (t, upload.clients, number, where))
-            sent[name] = self._values(levels, scale[:, None]).view_as(value)
-            scales.append(scale)
-        numbers = upload.slice.numbers()
-        size = (numbers * self.bits + 7) // 8 + len(scales) * self._dtype.itemsize + upload.slice.id_bytes()
-        words = numbers.double() * self.bits / 32
-        return Message(replace(upload, values=sent), size, words, {"scale": torch.stack(scales, 1)})
+            drawn = self._rounded(line.values, scale, (t, upload.clients, number, where))
+            levels[name] = (drawn + self._levels).long().view_as(value)
+            scales.append(scale.cpu()[:, None])
+        zero = self._levels  # the level of every coordinate that cannot have changed
+        return {"scale": torch.cat(scales, 1), "level": OnSlice(upload.layout, levels, zero)}
 
-    def write(self, message: Message) -> bytes:
-        """Scales, then levels counted from the lowest."""
-        scales = message.codes["scale"][0]
-        levels = [
-            (value.double().flatten() / (scale.double() or 1) * self._levels).round().long() + self._levels
-            for value, scale in zip(message.upload.values.values(), scales, strict=True)
-        ]
-        places = np.arange(self.bits - 1, -1, -1)
-        bits = (torch.cat(levels).cpu().numpy()[:, None] >> places) & 1
-        return wire.pack_values(dict(message.codes)) + np.packbits(bits.astype(np.uint8)).tobytes()
-
-    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:  # noqa: ARG002
+    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
         """Levels times scale."""
-        scales = read_scales(part, reader, self._dtype)
-        bits = reader.bits(int(part.numbers()[0]) * self.bits, "levels").reshape(-1, self.bits)
-        levels = bits.astype(np.int64) @ (1 << np.arange(self.bits - 1, -1, -1))
-        if levels.max(initial=0) > 2 * self._levels:
-            raise UserError(f"payload has level {levels.max()} of {2 * self._levels}; it was refused.")
-        own = shaped(part, torch.from_numpy(levels - self._levels).double())
-        return {n: self._values(value, scale) for (n, value), scale in zip(own.items(), scales, strict=True)}
+        level = entries(body, "level")
+        values = {
+            name: self._values((found - self._levels).double(), beside(scale.to(found.device), found))
+            for (name, found), scale in zip(level.values.items(), numbers(body, "scale").unbind(1), strict=True)
+        }
+        return replace(frame, layout=level.part, values=values)
+
+    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """So many bits per value."""
+        return part.numbers().double() * self.bits / 32
 
     def _rounded(self, values: Tensor, scale: Tensor, key: tuple[int, Tensor, int, Tensor]) -> Tensor:
         """The level of each value, drawn between its neighbours."""

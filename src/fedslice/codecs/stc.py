@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice import wire
+from fedslice.codecs.base import entries, numbers, signed
 from fedslice.codecs.feedback import Feedback
-from fedslice.codecs.flat import flat, read_scales
 from fedslice.codecs.missed import Missed
-from fedslice.codecs.sparse import Share, place_bits, placed, read_places, step_bits, strongest, write_places
+from fedslice.codecs.sparse import Share, step_bytes, strongest_of
 from fedslice.combine import Combine
+from fedslice.core.encodings import Bits, Places
+from fedslice.core.message import Body, Field, Fields, OnSlice
 from fedslice.errors import UserError
-from fedslice.messages import Message, Step, Upload
+from fedslice.messages import Step
 from fedslice.parts import CHECKED, RoundEnd, World
 from fedslice.server import ServerSGD
 from fedslice.slice import Slice, Values
@@ -55,13 +54,36 @@ class STC(Feedback):
         self._residual: Values = {}
         self._missed = Missed(len(world.task.federation))
 
-    def compress(self, upload: Upload) -> Message:
-        """Magnitudes, then places and signs."""
-        part = upload.slice
-        sent, scales = self._ternary(part, upload.values)
-        bits, number = place_bits(part, sent, self.share)
-        size = (bits + 7) // 8 + (number + 7) // 8 + scales.shape[1] * self._dtype.itemsize + part.id_bytes()
-        return Message(replace(upload, values=sent), size, part.numbers().double() / 32, {"scale": scales})
+    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+        """A magnitude per parameter, the places of all parameters in one line, and a sign for each: is it positive?"""
+        return {
+            "scale": self.scales(part),
+            "places": Field(Places(self.share), on=part),
+            "sign": Field(Bits(), on=part, where=lambda body: body["places"]),
+        }
+
+    def compress(self, part: Slice, values: Values) -> Body:
+        """±μ on the strongest entries of each parameter."""
+        taken = strongest_of(part, values, self.share)
+        scales = [values[name].new_zeros(part.clients, 0) for name in list(values)[:1]]
+        for name, value in values.items():
+            mass = (value.abs() * taken[name]).flatten(1).sum(1, dtype=torch.float64)
+            number = taken[name].flatten(1).sum(1).clamp(min=1)
+            scales.append((mass / number).to(value.dtype)[:, None])
+        signs = {name: value > 0 for name, value in values.items()}
+        return {"scale": torch.cat(scales, 1), "places": OnSlice(part, taken), "sign": OnSlice(part, signs)}
+
+    def restore(self, part: Slice, body: Body) -> Values:  # noqa: ARG002
+        """Signs times magnitude at their places."""
+        scales, taken = numbers(body, "scale").unbind(1), entries(body, "places").values
+        out: Values = {}
+        for (name, sign), scale in zip(entries(body, "sign").values.items(), scales, strict=True):
+            out[name] = signed(sign, scale).masked_fill(~taken[name], 0)
+        return out
+
+    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """A bit per value, as FLSS's paper counts."""
+        return part.numbers().double() / 32
 
     def lift(self, t: int, mean: Step) -> Step:  # noqa: ARG002
         """Compress the mean and what the server left out so far; what is left out now is kept."""
@@ -70,36 +92,19 @@ class STC(Feedback):
             whole = self._residual.get(name, values.new_zeros(self._shapes[name]))
             whole = whole + values if rows is None else whole.index_add(0, rows, values)
             part = Slice.whole(1, {name: self._shapes[name]})
-            sent = self._ternary(part, {name: whole[None]})[0][name][0]
+            sent = self.restore(part, self.compress(part, {name: whole[None]}))[name][0]
             self._residual[name] = whole - sent
             out[name] = None, sent
         return out
 
     def observe(self, end: RoundEnd) -> None:
         """Count the message that this round's step is."""
-        bits, number = step_bits(end.change, self._shapes, self.share)
-        self._missed.add(end, (bits + 7) // 8 + (number + 7) // 8 + len(end.change) * self._dtype.itemsize)
+        size = step_bytes(end.change, self._shapes, self.share, None)
+        self._missed.add(end, size + len(end.change) * self._dtype.itemsize)
 
-    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor | None = None) -> Tensor:
+    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor) -> Tensor:
         """The compressed steps that a client missed."""
         return self._missed.bytes(t, clients, super().down_bytes(t, down, itemsize, clients))
-
-    def write(self, message: Message) -> bytes:
-        """A magnitude per parameter, all places, all signs."""
-        bits, entries = write_places(message.upload.values, self.share)
-        places, signs = np.concatenate(bits), np.concatenate(entries) > 0
-        return wire.pack_values(dict(message.codes)) + np.packbits(places).tobytes() + np.packbits(signs).tobytes()
-
-    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:  # noqa: ARG002
-        """Signs times magnitude at their places."""
-        scales = read_scales(part, reader, self._dtype)
-        places = read_places(part, reader, self.share)
-        signs = torch.from_numpy(reader.bits(sum(map(len, places.values())), "signs")).to(self._dtype) * 2 - 1
-        own = signs.split([len(at) for at in places.values()])
-        return {
-            name: placed(part, name, at, sign * scale)
-            for (name, at), sign, scale in zip(places.items(), own, scales, strict=True)
-        }
 
     def state_dict(self) -> Values:
         """The server's residual, and who has seen which steps."""
@@ -110,15 +115,3 @@ class STC(Feedback):
         own = self._own(state, ("residual", *Missed.kinds))
         self._residual = {k.removeprefix("residual."): v for k, v in own.items() if k.startswith("residual.")}
         self._missed.load_state_dict(own)
-
-    def _ternary(self, part: Slice, values: Values) -> tuple[Values, Tensor]:
-        """±μ on the strongest entries of each parameter, and μ [clients, parameters]."""
-        sent, scales = {}, []
-        for name, value in values.items():
-            line = flat(part, name, value)
-            taken = strongest(line, self.share)
-            mass = (line.values.abs() * taken).sum(1, dtype=torch.float64)
-            scale = (mass / taken.sum(1).clamp(min=1)).to(value.dtype)
-            sent[name] = (line.values.sign() * taken * scale[:, None]).view_as(value)
-            scales.append(scale)
-        return sent, torch.stack(scales, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
@@ -10,8 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice import wire
-from fedslice.codecs.base import Codec
+from fedslice.codecs.base import Codec, numbers
 from fedslice.codecs.basis import Basis
 from fedslice.codecs.catchup import CatchUp
 from fedslice.codecs.dense import Dense
@@ -19,8 +19,11 @@ from fedslice.codecs.lbgm import LBGM
 from fedslice.codecs.quantize import Quantize
 from fedslice.codecs.sign import Sign
 from fedslice.codecs.topk import TopK
+from fedslice.core.encodings import Floats
+from fedslice.core.message import Body, Fields
+from fedslice.core.message import Field as MessageField
 from fedslice.errors import UserError
-from fedslice.messages import Message, Step, Upload
+from fedslice.messages import Step, Upload
 from fedslice.panel import Cell, Panel
 from fedslice.parts import CHECKED, Count, RoundEnd, World
 from fedslice.room import free_memory, gib
@@ -111,19 +114,31 @@ class StreamingSubspace(Codec):
             code += value.flatten(1) @ rows[name]
         return {name: (code @ rows[name].T).view_as(value) for name, value in values.items()}
 
-    def encode(self, t: int, upload: Upload) -> Message:
-        """g̃ = Pᵀg, or on a full round g itself, as the inner codec sends it."""
-        if self.full(t):
-            return self._inner.encode(t, upload)
-        assert self._basis is not None
-        code = self._basis.project(upload, self._shapes)
-        space = Slice.whole(len(code), {CODE: code.shape[1:]})
-        sent = Upload(upload.clients, upload.weights, space, space, {CODE: code})
-        return Message(sent, space.numbers() * code.element_size(), space.numbers().double())
+    def fields(self, t: int, part: Slice) -> Fields:
+        """The coefficients, or on a full round what the inner codec sends."""
+        if self.full(t) or self._basis is None:
+            return self._inner.fields(t, part)
+        return {CODE: MessageField(Floats(self._dtype), shape=(self._basis.rank,))}
 
-    def decode(self, t: int, message: Message) -> Upload:
+    def encode(self, t: int, upload: Upload) -> Body:
+        """g̃ = Pᵀg, or on a full round g itself, as the inner codec sends it."""
+        if self.full(t) or self._basis is None:
+            return self._inner.encode(t, upload)
+        return {CODE: self._basis.project(upload, self._shapes)}
+
+    def decode(self, t: int, frame: Upload, body: Body) -> Upload:
         """Coefficients as they are; on a full round what the inner codec makes of it."""
-        return self._inner.decode(t, message) if self.full(t) else message.upload
+        if CODE not in body:
+            return self._inner.decode(t, frame, body)
+        code = numbers(body, CODE)
+        space = Slice.whole(len(code), {CODE: code.shape[1:]})
+        return replace(frame, slice=space, layout=space, values={CODE: code})
+
+    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:
+        """One per coefficient, or as the inner codec counts."""
+        if CODE not in sizes:
+            return self._inner.words(t, part, sizes)
+        return sizes[CODE].double() / self._dtype.itemsize
 
     def lift(self, t: int, mean: Step) -> Step:
         """P·g̃, once for the whole cohort, with the basis that made the codes."""
@@ -133,7 +148,7 @@ class StreamingSubspace(Codec):
         flat = self._basis.columns @ mean[CODE][1]
         return {n: (None, v) for n, v in unflatten(flat, self._shapes).items()}
 
-    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor | None = None) -> Tensor:
+    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor) -> Tensor:
         """The steps since the client last took part, or the model and its basis if they are smaller."""
         rank = 0 if self._basis is None else self._basis.rank
         return self._absent.words(t, clients, down.numbers(), rank) * itemsize
@@ -154,20 +169,6 @@ class StreamingSubspace(Codec):
         elif self._basis is not None:
             self._residuals.append((end.round + 1, self._basis.residual(update)))
             self._basis = self._basis.follow(update, self.decay, self.rank)
-
-    def space(self, t: int) -> Shapes:
-        """The model's shapes, or as many coefficients as the basis has columns."""
-        if self.full(t) or self._basis is None:
-            return self._inner.space(t)
-        return {CODE: torch.Size([self._basis.rank])}
-
-    def write(self, message: Message) -> bytes:
-        """Coefficients as numbers, or what the inner codec writes."""
-        return super().write(message) if CODE in message.upload.values else self._inner.write(message)
-
-    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:
-        """The inverse of :meth:`write`."""
-        return super().read(client, part, reader) if CODE in part.axes else self._inner.read(client, part, reader)
 
     def panels(self) -> list[Panel]:
         """How the trajectory's energy divides, and how much of each full update the subspace missed."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 from pydantic.dataclasses import dataclass
 
-from fedslice import wire
+from fedslice.codecs.base import entries
 from fedslice.codecs.feedback import Feedback
-from fedslice.codecs.flat import flat
-from fedslice.codecs.sparse import Share, place_bits, placed, read_places, strongest, write_places
-from fedslice.messages import Message, Upload
+from fedslice.codecs.sparse import Share, strongest_of
+from fedslice.core.encodings import Floats, Places
+from fedslice.core.message import Body, Field, Fields, OnSlice
 from fedslice.parts import CHECKED
 from fedslice.slice import Slice, Values
 
@@ -25,22 +22,19 @@ class TopK(Feedback):
     share: Share = 1 / 32
     error_feedback: bool = True
 
-    def compress(self, upload: Upload) -> Message:
-        """Places, then entries."""
-        part, sent = upload.slice, {}
-        for name, value in upload.values.items():
-            line = flat(part, name, value)
-            sent[name] = line.values.masked_fill(~strongest(line, self.share), 0).view_as(value)
-        bits, number = place_bits(part, sent, self.share)
-        size = (bits + 7) // 8 + number * self._dtype.itemsize + part.id_bytes()
-        return Message(replace(upload, values=sent), size)
+    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+        """The places of all parameters in one line, and the entries there."""
+        return {
+            "places": Field(Places(self.share), on=part),
+            "entries": Field(Floats(self._dtype), on=part, where=lambda body: body["places"]),
+        }
 
-    def write(self, message: Message) -> bytes:
-        """Places of all parameters, then all entries."""
-        bits, entries = write_places(message.upload.values, self.share)
-        return np.packbits(np.concatenate(bits)).tobytes() + np.concatenate(entries).tobytes()
+    def compress(self, part: Slice, values: Values) -> Body:
+        """The strongest entries and their places."""
+        taken = strongest_of(part, values, self.share)
+        kept = {name: value.masked_fill(~taken[name], 0) for name, value in values.items()}
+        return {"places": OnSlice(part, taken), "entries": OnSlice(part, kept)}
 
-    def read(self, client: int, part: Slice, reader: wire.Reader) -> Values:  # noqa: ARG002
-        """Entries at their places."""
-        places = read_places(part, reader, self.share)
-        return {n: placed(part, n, at, reader.numbers([len(at)], self._dtype, n)) for n, at in places.items()}
+    def restore(self, part: Slice, body: Body) -> Values:  # noqa: ARG002
+        """The entries at their places, zero elsewhere."""
+        return entries(body, "entries").values

@@ -57,6 +57,7 @@ class Total:
         self._sums: dict[str, Sum] = {}
         self._cover: dict[str, Sum] = {}
         self._reach: dict[str, Sum] = {}
+        self._drift: Values = {}
         self._shapes: dict[str, torch.Size] = {}
 
     def add(self, upload: Upload) -> None:
@@ -69,9 +70,9 @@ class Total:
         if self.covered:
             part._cover = {n: _cover(upload.slice, n, upload.weights, upload.values[n]) for n in upload.layout.axes}
         if upload.reach is not None:
-            outside = [n for n, axes in upload.layout.axes.items() if axes[0] is not upload.slice.axes[n][0]]
             far = upload.weights * upload.reach
-            part._reach = {n: _cover(upload.slice, n, far, upload.values[n]) for n in outside}
+            part._reach = {n: _cover(upload.slice, n, far, upload.values[n]) for n in upload.drifting()}
+            part._drift = dict(upload.drift)
         self.merge(part)
 
     def merge(self, other: Total) -> None:
@@ -79,6 +80,7 @@ class Total:
         self.clients += other.clients
         self.weight += other.weight
         self._shapes |= other._shapes
+        self._drift |= other._drift
         for mine, theirs in ((self._sums, other._sums), (self._cover, other._cover), (self._reach, other._reach)):
             for name, part in theirs.items():
                 mine[name] = mine[name].merge(part, self._shapes[name]) if name in mine else part
@@ -87,17 +89,17 @@ class Total:
         """Σ w_i·Δ_i."""
         return {name: (rows, values) for name, (rows, values) in self._sums.items()}
 
-    def mean(self, field: Values | None = None) -> Step:
+    def mean(self) -> Step:
         """Σ w_i·Δ_i divided by the cohort's weight, or by the weight of those who sent the coordinate.
 
-        Where clients drifted along a ``field``, each as far as it reached, that is part of their Δ_i. What nobody sent
+        Where clients drifted, each as far as it reached, that is part of their Δ_i. What nobody sent
         has no entry, or a zero: the model keeps its value there, to the bit.
         """
         if not self.weight:
             return {}
         step: Step = {}
         for name, total in self._sums.items():
-            rows, values = self._drifted(name, total, field[name]) if field and name in self._reach else total
+            rows, values = self._drifted(name, total) if name in self._reach else total
             if not self.covered:
                 step[name] = rows, values / self.weight
                 continue
@@ -105,11 +107,10 @@ class Total:
             step[name] = rows, torch.where(cover > 0, values / cover, torch.zeros_like(values))
         return step
 
-    def _drifted(self, name: str, total: Sum, field: Tensor) -> Sum:
-        """Add −Σ w_i·reach_i·field on all that the clients hold."""
-        rows, reach = self._reach[name]
-        drift = Sum(rows, -reach * (field if rows is None else field[rows]))
-        return total.merge(drift, self._shapes[name])
+    def _drifted(self, name: str, total: Sum) -> Sum:
+        """Add −Σ w_i·reach_i·drift on all that the clients hold."""
+        (rows, reach), drift = self._reach[name], self._drift[name]
+        return total.merge(Sum(rows, -reach * (drift if rows is None else drift[rows])), self._shapes[name])
 
 
 def _weighted(layout: Slice, name: str, values: Tensor, weights: Tensor) -> Sum:

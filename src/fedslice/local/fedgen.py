@@ -118,13 +118,14 @@ class FedGen(SGD):
             self._loss(output, label[0]).mean().backward()
             self._adam.step()
 
-    def down_bytes(self, down: Slice, itemsize: int) -> Tensor:
-        """The generator comes down with the model."""
-        return torch.full((down.clients,), sum(p.numel() for p in self._generator.parameters()) * itemsize)
+    def down_bytes(self, down: Slice, itemsize: int) -> Mapping[str, Tensor]:
+        """The generator and the shares of the labels come down with the model."""
+        generator = torch.full((down.clients,), sum(p.numel() for p in self._generator.parameters()) * itemsize)
+        return {"generator": generator, "shares": torch.full((down.clients,), 4 * len(self._until))}
 
-    def up_bytes(self, up: Slice, itemsize: int) -> Tensor:  # noqa: ARG002
+    def up_bytes(self, up: Slice, itemsize: int) -> Mapping[str, Tensor]:  # noqa: ARG002
         """The client's label counts go up with the update, four bytes each; like ids, in every round."""
-        return torch.full((up.clients,), 4 * len(self._until))
+        return {"labels": torch.full((up.clients,), 4 * len(self._until))}
 
     def state_dict(self) -> Values:
         """The head as the server knows it, the generator, and Adam's moments."""

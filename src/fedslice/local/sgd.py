@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedslice import rng
+from fedslice.core.message import Fields
 from fedslice.parts import CHECKED, Count, NonNegative, Part, Positive
 from fedslice.slice import Axis, Slice, Values
 from fedslice.task import Loss
@@ -224,13 +225,17 @@ class SGD(Part):
     def keep(self, work: Work, end: Values, fine: Tensor) -> None:
         """What clients remember of this round; those who are not ``fine`` took no part in it."""
 
-    def down_bytes(self, down: Slice, itemsize: int) -> Tensor | int:  # noqa: ARG002
-        """Bytes that come down besides the model, per client."""
-        return 0
+    def down_bytes(self, down: Slice, itemsize: int) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Bytes by field that come down besides the model, per client."""
+        return {}
 
-    def up_bytes(self, up: Slice, itemsize: int) -> Tensor | int:  # noqa: ARG002
-        """Bytes of the report, per client."""
-        return 0
+    def report_fields(self, part: Slice) -> Fields:  # noqa: ARG002
+        """The fields of the report, in a message about these coordinates."""
+        return {}
+
+    def up_bytes(self, up: Slice, itemsize: int) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Bytes by field that go up beside the message, per client."""
+        return {}
 
 
 def is_weight(value: Tensor) -> bool:

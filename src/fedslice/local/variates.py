@@ -9,6 +9,8 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice.core.encodings import Floats
+from fedslice.core.message import Field, Fields
 from fedslice.local.memory import Corrected
 from fedslice.parts import CHECKED, RoundEnd, World
 from fedslice.slice import Slice, Values
@@ -30,8 +32,8 @@ class Variates(Corrected):
         super().setup(world)
         self._clients = len(world.task.federation)
         self._combine = world.recipe.combine
-        shapes, dtype = world.task.shapes, world.dtype
-        self._variate = {name: torch.zeros(s, dtype=dtype, device=world.device) for name, s in shapes.items()}
+        shapes, self._dtype = world.task.shapes, world.dtype
+        self._variate = {name: torch.zeros(s, dtype=self._dtype, device=world.device) for name, s in shapes.items()}
 
     def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:
         """c − c_i, for the parameters that travel: what never leaves the client needs no correction."""
@@ -65,13 +67,13 @@ class Variates(Corrected):
             else:
                 self._variate[name].index_add_(0, rows, values, alpha=1 / self._clients)
 
-    def down_bytes(self, down: Slice, itemsize: int) -> Tensor:
-        """c comes down with the model."""
-        return down.numbers() * itemsize
-
-    def up_bytes(self, up: Slice, itemsize: int) -> Tensor:
+    def report_fields(self, part: Slice) -> Fields:
         """c_i⁺ − c_i goes up with the update, on the same coordinates."""
-        return up.numbers() * itemsize
+        return {"variate": Field(Floats(self._dtype), on=part)}
+
+    def down_bytes(self, down: Slice, itemsize: int) -> Mapping[str, Tensor]:
+        """c comes down with the model."""
+        return {"variate": down.numbers() * itemsize}
 
     def state_dict(self) -> Values:
         """c; the clients' own are in the store."""

@@ -13,7 +13,6 @@ from typing import Any
 from fedslice.config import resolve
 from fedslice.errors import UserError
 from fedslice.experiment import Experiment, Row
-from fedslice.messages import Message
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.compression import words_since
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
@@ -21,29 +20,13 @@ from fedslice.reproduce.jobs import Job, Order, job, sampled
 from fedslice.reproduce.measured import not_run
 from fedslice.reproduce.printed import printed
 from fedslice.reproduce.progress import Progress
-from fedslice.slice import Slice
-from fedslice.work import Work
 
 Document = dict[str, Any]
 
 
-class Packed(Experiment):
-    """An experiment in which every message becomes bytes; ``packed`` counts them, and the ledger must agree."""
-
-    packed = 0
-
-    def _count(self, work: Work, up: Slice, message: Message) -> float:
-        for place, counted in enumerate(message.bytes.tolist()):
-            size = len(self.recipe.codec.pack(message, place)[1])
-            if size != counted:
-                raise RuntimeError(f"codec={self.recipe.codec.label} packs {size} bytes where it counts {counted}")
-            self.packed += size
-        return super()._count(work, up, message)
-
-
 @dataclass(frozen=True)
-class Ledger:
-    """A run's metrics, with ``packed_bytes`` in each row, or why there are none."""
+class Books:
+    """A run's metrics, of which every message was packed, or why there are none."""
 
     parameters: int | None = None
     metrics: Sequence[Row] = ()
@@ -70,23 +53,24 @@ def rows(name: str, exhibit: Exhibit, setups: Mapping[str, Setup], order: Order)
     return out
 
 
-def _run(asked: Job, progress: Progress) -> Ledger:
+def _run(asked: Job, progress: Progress) -> Books:
     progress.begin(asked)
-    ledger = _ledger(asked, progress)
-    progress.end(asked, ledger.error)
-    return ledger
+    books = _books(asked, progress)
+    progress.end(asked, books.error)
+    return books
 
 
-def _ledger(asked: Job, progress: Progress) -> Ledger:
+def _books(asked: Job, progress: Progress) -> Books:
     try:
         plan = resolve(asked.request)
-        experiment = Packed(plan.task, plan.recipe, rounds=plan.rounds, seed=plan.seed, eval_every=plan.eval_every)
+        experiment = Experiment(
+            plan.task, plan.recipe, rounds=plan.rounds, seed=plan.seed, eval_every=plan.eval_every, wire=True
+        )
         progress.report(asked, 0, None)
-        rows = experiment.stream(lambda done: progress.report(asked, done, None))
-        metrics = [row | {"packed_bytes": experiment.packed} for row in rows]
+        metrics = experiment.run(lambda done: progress.report(asked, done, None))
     except UserError as problem:
-        return Ledger(error=str(problem))
-    return Ledger(sum(shape.numel() for shape in plan.task.shapes.values()), metrics)
+        return Books(error=str(problem))
+    return Books(sum(shape.numel() for shape in plan.task.shapes.values()), metrics)
 
 
 def _row(line: Line, setup: Setup, cells: list[Document], after: int, rounds: int) -> Document:
@@ -103,12 +87,12 @@ def _row(line: Line, setup: Setup, cells: list[Document], after: int, rounds: in
     }
 
 
-def _cell(cell: Cell, asked: Job, ledger: Ledger, after: int, order: Order) -> Document:
+def _cell(cell: Cell, asked: Job, ledger: Books, after: int, order: Order) -> Document:
     words = packed = verdict = None
     if ledger.error is None:
         cohort = int(asked.request.set["cohort"])
         words = words_since(ledger.metrics, after, cohort)
-        wire = [{"round": row["round"], "up_bytes": row["packed_bytes"]} for row in ledger.metrics]
+        wire = [{"round": row["round"], "up_bytes": row["up_bytes"]} for row in ledger.metrics]
         packed = words_since(wire, after, cohort)
     if words is None or order.scale != 1:
         verdict = not_run(ledger.error, f"scaled to {asked.rounds} rounds").document()

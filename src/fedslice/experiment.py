@@ -364,11 +364,12 @@ def device_by_name(name: str) -> torch.device:
     """The device of this name; one that this machine does not have is refused."""
     found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     here = [kind for kind, there in found.items() if there]
+    problem = UserError(f"Unknown device {shown(name)}. Available here: {', '.join(here)}.")
     try:
         device = torch.device(name)
-        if device.type in here:
-            torch.zeros(1, device=device)  # fails where there are fewer devices of the kind
-            return device
+        if device.type not in here:
+            raise problem
+        torch.zeros(1, device=device)  # fails where there are fewer devices of the kind
     except (RuntimeError, AssertionError, NotImplementedError):
-        pass
-    raise UserError(f"Unknown device {shown(name)}. Available here: {', '.join(here)}.")
+        raise problem from None
+    return device

@@ -6,6 +6,7 @@ A setting belongs to the task or to a part of the recipe. It is given as ``NAME`
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -107,7 +108,8 @@ def written(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str) and read(value) != value:
-        return f"'{value}'"  # text that would be read as something else
+        literal = f"'{value}'"  # text that would be read as something else
+        return literal if read(literal) == value else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value)
 
 

@@ -40,9 +40,9 @@ def store(place: Path, recipe: str, seed: int, rows: list[dict[str, Any]]) -> No
         "task": {"name": "<script>toy", "source": "made up"},
         "recipe": {"name": recipe},
         "seed": seed,
-        "rounds": 9,
+        "rounds": rows[-1]["round"],
     }
-    documents = {"config": config, "finished": {}, "origin": {"command": "fedslice run toy"}}
+    documents = {"config": config, "finished": {"metric_rows": len(rows)}, "origin": {"command": "fedslice run toy"}}
     for name, document in (*documents.items(), ("panels", [RICH.model_dump()])):
         (folder / f"{name}.json").write_text(json.dumps(document))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -36,9 +36,9 @@ ENGINES: dict[str, type[Vectorized] | type[Sequential]] = {"vectorized": Vectori
 # thirds above. Besides, values, gradients and steps of several clients do not stay in a cache where those of one do.
 # Measured on perceptrons, batches of 10 to 128: vectorising wins up to fourfold below 150,000 weights, sequential by up
 # to a half of the time from 270,000 on. And some operations move more memory for several clients than for one, such as
-# a product for which vmap repeats the weights. Measured on encoders of transformers, batches of 5 and 32: vectorising
-# wins up to sixfold at 16 units, the engines tie at 64, sequential wins up to twofold at 128. In a grouped convolution
-# both are the same loss.
+# a product for which vmap repeats the weights, or the images of all clients side by side for a grouped convolution.
+# Measured on encoders of transformers, batches of 5 and 32: vectorising wins up to sixfold at 16 units, the engines tie
+# at 64, sequential wins up to twofold at 128.
 _OPERATION_SECONDS = 10e-6
 _CONVOLUTION = 10  # operations: its kernel is prepared anew for each call
 _LOOPED = 1.25  # operations: that vmap takes a client's values out for it, and puts them back
@@ -140,9 +140,7 @@ def _kind(
             (four.operations - two.operations) / 2 * _LOOPED * _OPERATION_SECONDS
         )
         moved = (together.traffic - alone.traffic) / _MOVED_BYTES_PER_SECOND
-        lost["the memory that vectorised operations move outweighs"] = max(
-            0.0, moved - alone.grouped / _FLOPS_PER_SECOND
-        )
+        lost["the memory that vectorised operations move outweighs"] = max(0.0, moved)
         if sum(lost.values()) <= spared:
             return Vectorized, "many small operations", False, together
     return Sequential, f"{max(lost, key=lambda what: lost[what])} what vectorising spares", False, alone

@@ -1,6 +1,6 @@
 """Ten families of models, small and of a realistic size: clients trained together, one by one, and as chosen.
 
-The choice counts and does not time (``fedslice.engines.choose``); here its answers are timed.
+The choice counts and does not time (``fedslice.training.engines.choose``); here its answers are timed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedslice import Experiment, Federation, Task, recipes
-from fedslice.engines.scope import threads
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Ragged
 from fedslice.models import DIN
 from fedslice.nn import LSTM
+from fedslice.training.engines.scope import threads
+from fedslice.training.rounds import play_round
 
 COHORT, CLASSES = 20, 4
 ENGINES = ("vectorized", "sequential", "auto")
@@ -264,11 +265,11 @@ def compare(family: str, realistic: bool, batch: int, repeats: int) -> dict[str,
             continue
         runs[engine] = run
     seconds: dict[str, list[float]] = {engine: [] for engine in runs}
-    for t in range(1 + repeats):
+    for _ in range(1 + repeats):
         for engine, run in runs.items():
             begun = time.perf_counter()
             with threads(run.engine.round_threads):
-                run._one_round(t)
+                play_round(run.server, run.transport)
             seconds[engine].append(time.perf_counter() - begun)
     medians = {engine: statistics.median(found[1:]) for engine, found in seconds.items()}  # the first warms up
     chosen = runs["auto"].engine

@@ -20,8 +20,9 @@ import torch
 from benchmarks import families
 from benchmarks.peers.workload import Requests
 from fedslice import recipes, tasks
-from fedslice.engines.scope import threads
-from fedslice.experiment import Experiment
+from fedslice.training.engines.scope import threads
+from fedslice.training.experiment import Experiment
+from fedslice.training.rounds import play_round
 
 TASKS = {"hotcold": 20, "taobao": 3, "amazon-like": 3, "amazon": 3}  # and the rounds of a repeat
 BUSY = (0, 1, 2)
@@ -88,18 +89,16 @@ def main() -> None:
     count = run.engine.round_threads
     if given.setting != LIBRARY:
         count = 1 if given.setting == "one thread" else torch.get_num_threads()
-        run._chosen = run.engine._replace(engine=type(run.engine.engine)())
+        run.population._chosen = run.engine._replace(engine=type(run.engine.engine)())
     with threads(count):
-        for t in range(2):
-            run._one_round(t)
+        for _ in range(2):
+            play_round(run.server, run.transport)
         requests.ready()
-        t = 2
         for rounds in requests:
             marks = [time.perf_counter()]
             for _ in range(rounds):
-                run._one_round(t)
+                play_round(run.server, run.transport)
                 marks.append(time.perf_counter())
-                t += 1
             requests.answer(marks)
 
 

@@ -1,11 +1,12 @@
 """The plain loop: one client at a time, PyTorch's own optimizer, the whole model. What one would write by hand."""
 
+import itertools
 import time
 
 import torch
 from torch import nn
 
-from fedslice.experiment import Experiment
+from fedslice.training.experiment import Experiment
 
 
 class PlainLoop:
@@ -15,21 +16,23 @@ class PlainLoop:
         self._experiment = experiment
         self._local = experiment.task.build(0)
         self._model = {name: value.clone() for name, value in experiment.model.items()}
+        self._numbers = itertools.count()
         torch.set_num_threads(min((1, torch.get_num_threads()), key=self._timed))
 
     def _timed(self, threads: int) -> float:
         """Seconds of a round on this many threads; the loop then keeps to the faster number."""
         torch.set_num_threads(threads)
-        self.round(0)
+        self.round()
         began = time.perf_counter()
-        self.round(1)
+        self.round()
         return time.perf_counter() - began
 
-    def round(self, t: int) -> None:
-        """One round of FedAvg."""
+    def round(self) -> None:
+        """Play the next round of FedAvg."""
+        t = next(self._numbers)
         recipe, task, seed = self._experiment.recipe, self._experiment.task, self._experiment.seed
         samples, local = task.federation.train, recipe.local
-        cohort = recipe.select.choose(t, len(task.federation), seed)
+        cohort = recipe.select.choose(self._experiment.server.states["select"], t)
         weights = samples.sizes[cohort.clients].float()
         total = {name: torch.zeros_like(value) for name, value in self._model.items()}
         for client, draw, weight in zip(cohort.clients, cohort.draws, weights / weights.sum(), strict=True):

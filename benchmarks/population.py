@@ -14,9 +14,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedslice import Experiment, Federation, Task, recipes
-from fedslice.devices import Devices
-from fedslice.engines.scope import threads
 from fedslice.models.discriminative import Discriminative
+from fedslice.training.devices import Devices
+from fedslice.training.engines.scope import threads
+from fedslice.training.rounds import play_round
 
 CLIENTS = (1_000, 1_000_000)
 COHORT, SAMPLES, INPUTS, CLASSES, ROWS = 50, 2, 8, 4, 500
@@ -101,15 +102,13 @@ def compare(name: str, made: dict[int, dict[str, Task]], repeats: int) -> dict[s
     """Seconds per round with few and with many clients, in turns."""
     runs = {clients: experiment(name, tasks) for clients, tasks in made.items()}
     seconds: dict[int, list[float]] = {clients: [] for clients in runs}
-    done = dict.fromkeys(runs, 0)
 
     def rounds(clients: int, count: int) -> float:
-        each = []
+        run, each = runs[clients], []
         for _ in range(count):
             begun = time.perf_counter()
-            runs[clients]._one_round(done[clients])
+            play_round(run.server, run.transport)
             each.append(time.perf_counter() - begun)
-            done[clients] += 1
         return statistics.median(each)
 
     with threads(1):

@@ -11,10 +11,11 @@ import torch
 
 from benchmarks.peers.workload import Requests
 from fedslice import recipes, tasks
-from fedslice.codecs import StreamingSubspace
 from fedslice.codecs.basis import Basis
-from fedslice.engines.scope import threads
-from fedslice.experiment import Experiment
+from fedslice.codecs.subspace import Subspace
+from fedslice.training.engines.scope import threads
+from fedslice.training.experiment import Experiment
+from fedslice.training.rounds import play_round
 
 CLIENTS, PICTURES, RANK, EVERY = 20, 64, 50, 5
 _STEP = 1e-4  # a parameter's, so that directions of the basis weigh about as much as updates
@@ -27,11 +28,12 @@ def experiment(kind: str, epochs: int) -> Experiment:
     own = {"rank": RANK, "warmup": 1, "every": EVERY} if kind == "flss" else {}
     recipe = recipes.get(kind, select="everyone", lr=0.01, batch_size=128, epochs=epochs, **own)
     made = Experiment(task, recipe, rounds=1)
-    made._one_round(0)
-    if isinstance(made.recipe.codec, StreamingSubspace):
+    play_round(made.server, made.transport)
+    state = made.server.states["codec"]
+    if isinstance(state, Subspace):
         size = sum(shape.numel() for shape in task.shapes.values())
         chance = torch.Generator().manual_seed(0)
-        made.recipe.codec._basis = Basis.of(_STEP * torch.randn(size, RANK, generator=chance), RANK)
+        state.basis = Basis.of(_STEP * torch.randn(size, RANK, generator=chance), RANK)
     return made
 
 
@@ -40,16 +42,14 @@ def main() -> None:
     kind, epochs = sys.argv[1:]
     requests, run = Requests(), experiment(kind, int(epochs))
     with threads(run.engine.round_threads):
-        for t in range(1, 1 + EVERY):
-            run._one_round(t)
+        for _ in range(EVERY):
+            play_round(run.server, run.transport)
         requests.ready()
-        t = 1 + EVERY
         for count in requests:
             marks = [time.perf_counter()]
             for _ in range(count):
-                run._one_round(t)
+                play_round(run.server, run.transport)
                 marks.append(time.perf_counter())
-                t += 1
             requests.answer(marks)
 
 

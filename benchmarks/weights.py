@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedslice import Experiment, Federation, Task, recipes
-from fedslice.engines.scope import threads
+from fedslice.training.engines.scope import threads
+from fedslice.training.rounds import play_round
 
 CLIENTS, STEPS, INPUTS, CLASSES = 20, 6, 784, 10
 ENGINES = ("vectorized", "sequential")
@@ -56,10 +57,10 @@ def compare(hidden: tuple[int, ...], batch: int, repeats: int) -> dict[str, Any]
         chosen = Experiment(made, recipe, rounds=1).engine.engine.label
         runs = {engine: Experiment(made, recipe, rounds=1, engine=engine) for engine in ENGINES}
         seconds: dict[str, list[float]] = {engine: [] for engine in ENGINES}
-        for t in range(1 + repeats):
+        for _ in range(1 + repeats):
             for engine, run in runs.items():
                 begun = time.process_time()
-                run._one_round(t)
+                play_round(run.server, run.transport)
                 seconds[engine].append((time.process_time() - begun) / CLIENTS / STEPS)
     medians = {engine: statistics.median(found[1:]) for engine, found in seconds.items()}  # the first warms up
     weights = sum(shape.numel() for shape in made.shapes.values())

@@ -17,10 +17,11 @@ from typing import Any
 from benchmarks import images, language
 from benchmarks.plain import PlainLoop
 from fedslice import recipes, tasks
-from fedslice.engines.scope import threads
-from fedslice.experiment import Experiment
 from fedslice.task import Task
 from fedslice.tasks.hotcold import HotColdOptions, Taste
+from fedslice.training.engines.scope import threads
+from fedslice.training.experiment import Experiment
+from fedslice.training.rounds import play_round
 
 BASE_ITEMS = 100_000
 
@@ -35,8 +36,8 @@ def spread(items: int) -> Task:
     return replace(task, federation=federation, model=lambda: Taste(items, options.factors))
 
 
-def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Callable[[int], None]:
-    """What runs one round, given its number."""
+def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Callable[[], None]:
+    """What plays the next round."""
     settings: Mapping[str, Any] = {"cohort": 50, "lr": 0.1, "batch_size": 5}
     if name == "lstm":
         task = language.task(plain=kind == "plain")
@@ -52,9 +53,9 @@ def contestant(kind: str, name: str, data: Path | None, items: int | None) -> Ca
         return PlainLoop(experiment).round
     count = experiment.engine.round_threads
 
-    def one_round(t: int) -> None:
+    def one_round() -> None:
         with threads(count):
-            experiment._one_round(t)
+            play_round(experiment.server, experiment.transport)
 
     return one_round
 
@@ -68,17 +69,15 @@ def main() -> None:
     parser.add_argument("--items", type=int)
     given = parser.parse_args()
     one_round = contestant(given.kind, given.task, given.data, given.items)
-    for t in range(3):
-        one_round(t)
+    for _ in range(3):
+        one_round()
     print("ready", flush=True)
-    t = 3
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line.split()[1])):
             began = time.perf_counter()
-            one_round(t)
+            one_round()
             seconds.append(time.perf_counter() - began)
-            t += 1
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps({"seconds_per_round": seconds, "peak_bytes": peak}), flush=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 REAL_DATA = Path(os.environ.get("FEDSLICE_DATA") or Path(__file__).parents[2] / "shared" / "data")
 AGES = (1, 18, 25, 35, 45, 50, 56)

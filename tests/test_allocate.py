@@ -9,8 +9,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedslice.allocate import Allocation, allocate, allocate_lp, regularizers, scale_delta
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
+from fedslice.slices.allocation import Allocation, allocate, allocate_lp, regularizers, scale_delta
 
 Vector = NDArray[np.float64]
 quick = settings(deadline=None, max_examples=60)

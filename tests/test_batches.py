@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedslice import rng
-from fedslice.errors import UserError
+from fedslice.core import rng
+from fedslice.core.errors import UserError
 from fedslice.local import SGD, Batches
 from fedslice.recipe import Recipe
 
 ORDERS = ["random", "shuffled", "file"]
+NO_WORK: Any = None  # plain steps do not look at it
 sizes_of_clients = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 widths = st.one_of(st.none(), st.integers(1, 6))
 
@@ -184,7 +185,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         name: torch.from_numpy(draw.normal(size=(3, *shape)) * sizes.reshape(3, *[1] * len(shape)))
         for name, shape in shapes.items()
     }
-    clipped = SGD(clip=clip).direction(gradient, {}, {}, {})
+    clipped = SGD(clip=clip).direction(gradient, {}, NO_WORK)
 
     def norm(of: dict[str, Tensor], client: int) -> float:
         return float(torch.cat([g[client].flatten() for g in of.values()]).norm())
@@ -195,7 +196,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         factor = 1.0 if before <= clip else clip / before
         for name in gradient:
             torch.testing.assert_close(clipped[name][client], gradient[name][client] * factor)
-    assert SGD().direction(gradient, {}, {}, {}) is gradient
+    assert SGD().direction(gradient, {}, NO_WORK) is gradient
 
 
 @settings(deadline=None, max_examples=40)

@@ -11,16 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedslice.channels import Layer, layers, network, prefixes, same_when_narrow
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation
+from fedslice.network.graph import Layer, layers, network, prefixes, same_when_narrow
+from fedslice.recipe import Recipe
 from fedslice.slices import Width
 from fedslice.task import Task
-from toys import world
+from fedslice.training.experiment import Experiment
 
 
 def shapes_of(module: nn.Module) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in module.named_parameters() if value.requires_grad}
+
+
+def narrowed(task: Task) -> Experiment:
+    """Clients of two widths."""
+    return Experiment(task, Recipe(slices=Width(widths="1,0.5")), rounds=1)
 
 
 def read(module: nn.Module) -> dict[str, Layer]:
@@ -284,7 +290,7 @@ def test_a_narrow_network_is_the_whole_one_with_zeros() -> None:
 @pytest.mark.parametrize("flat", [lambda x: x.view(-1, 24), lambda x: x.reshape(x.size(0), 6, 4).flatten(1)])
 def test_a_forward_that_counts_on_all_channels_is_refused_by_the_trial(flat: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(UserError, match=r"Own cannot be narrowed to widths=0\.5: .*x\.flatten\(1\)") as refusal:
-        Width(widths="1,0.5").setup(world(images(pictures(flat))))
+        narrowed(images(pictures(flat)))
     assert "\n" not in str(refusal.value)
     assert str(refusal.value).endswith(".")
 
@@ -293,7 +299,7 @@ def test_layers_whose_bias_alone_is_not_trained_are_refused() -> None:
     model = pictures(lambda x: x.flatten(1))
     model.one.bias.requires_grad_(False)
     with pytest.raises(UserError, match="layer 'one' cannot be narrowed: its bias is not trained"):
-        Width(widths="1,0.5").setup(world(images(model)))
+        narrowed(images(model))
 
 
 def neighbours(self: Any, x: Tensor) -> Tensor:
@@ -309,4 +315,4 @@ def test_a_forward_that_mixes_channels_is_refused_by_the_trial(zero: bool) -> No
     if zero:
         nn.init.zeros_(model.c.weight)
     with pytest.raises(UserError, match="Own cannot be narrowed"):
-        Width(widths="1,0.5").setup(world(images(model)))
+        narrowed(images(model))

@@ -10,12 +10,12 @@ from benchmarks import families
 from torch import Tensor, nn
 
 from fedslice import Experiment, UserError, recipes
-from fedslice.engines import Sequential, Vectorized
 from fedslice.nn import LSTM
-from fedslice.work import Work, download
-from toys import assert_close, classifier
+from fedslice.training.engines import Sequential, Vectorized
+from fedslice.training.work import Work
+from toys import assert_close, classifier, work_of
 
-counting = sys.modules["fedslice.engines.choose"]  # the package's own `choose` is the function
+counting = sys.modules["fedslice.training.engines.choose"]  # the package's own `choose` is the function
 
 UNLIKE = "vmap cannot carry this model"
 CHOSEN = {  # with a word of the reason, small and of a realistic size
@@ -23,7 +23,7 @@ CHOSEN = {  # with a word of the reason, small and of a realistic size
     "mlp": ("many small operations", "many small operations"),
     "din": ("many small operations", "many small operations"),
     "cnn": ("many small operations", "the way of many weights to the memory"),
-    "resnet": ("many small operations", "many small operations"),
+    "resnet": ("many small operations", "convolutions outweigh"),
     "gru": (UNLIKE, UNLIKE),
     "lstm": (UNLIKE, UNLIKE),
     "fedslice.nn.LSTM": ("many small operations", "many small operations"),
@@ -178,9 +178,8 @@ class Bounded(Perceptron):
 
 def first_work(experiment: Experiment) -> Work:
     """What two clients do in the first round."""
-    cohort = experiment.recipe.select.choose(0, len(experiment.task.federation), 0)
-    clients, draws = cohort.clients[:2], cohort.draws[:2]
-    return download(experiment.world, experiment.recipe, experiment.model, 0, clients, draws)
+    cohort = experiment.recipe.select.choose(experiment.server.states["select"], 0)
+    return work_of(experiment, cohort.clients[:2])
 
 
 def operations(experiment: Experiment) -> tuple[int, int, int]:

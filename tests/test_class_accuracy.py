@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation, Samples
 from fedslice.measure import accuracy
 from fedslice.measure.classes import class_accuracy
@@ -21,6 +20,7 @@ from fedslice.measure.instruments import is_measured
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
 from fedslice.task import Task
+from fedslice.training.experiment import Experiment
 from toys import recommender
 
 

@@ -13,7 +13,8 @@ from fedslice.recipes import ABOUT, RECIPES
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}
-ROW = {"round", "train_loss", "test_loss", "test_auc", "test_accuracy", "up_bytes", "down_bytes", "rejected", "seconds"}
+COSTS = {"up_bytes", "down_bytes", "enrol_bytes", "framing_bytes", "rejected", "seconds"}
+ROW = {"round", "train_loss", "test_loss", "test_auc", "test_accuracy", *COSTS}
 SUMMARY = {"recipe", "seeds", "target", "reached", "diverged"} | {
     f"{name}_to_target" for name in ("rounds", "up_bytes", "down_bytes")
 }

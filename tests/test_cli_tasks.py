@@ -11,11 +11,10 @@ from fedslice.combine import HeatCorrected
 from fedslice.datasets import amazon as amazon_files
 from fedslice.federation import Federation, Ragged
 from fedslice.models import DIN
-from fedslice.parts import World
 from fedslice.recipe import Recipe
-from fedslice.store import Store
 from fedslice.task import Task
 from fedslice.tasks import amazon
+from fedslice.training.experiment import Experiment
 from layouts import REAL_DATA, write_amazon, write_movielens
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -105,8 +104,8 @@ def test_coefficients_are_those_the_authors_published() -> None:
     tables = {"item.weight": ("item", "history")}
     task = Task(federation, lambda: DIN(amazon_files.USERS, amazon_files.ITEMS), amazon.cross_entropy, tables=tables)
     heat = HeatCorrected()
-    heat.setup(World(task, 0, Store(len(federation)), Recipe()))
-    found = heat.coefficients("item.weight")
+    run = Experiment(task, Recipe(combine=heat), rounds=1)
+    found = heat.coefficients(run.server.states["combine"], "item.weight")
     published = torch.tensor([float(line) for line in (ELECTRONICS / "item_coef.txt").read_text().split()])
     assert len(found) == len(published) == 33_136
     torch.testing.assert_close(found.double(), published.double(), rtol=1e-3, atol=0)

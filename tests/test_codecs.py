@@ -1,7 +1,6 @@
 """What holds for every codec: packing, chunks and engines, resuming, silenced clients, refused payloads and company."""
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,22 +8,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from exchange import Sent, heard, sent
+from exchange import Copies, Halves, Waiting, heard, whole
 from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
 from fedslice.codecs import memory as memories
-from fedslice.combine import Coverage, HeatCorrected
-from fedslice.core.message import Body, Header, OnSlice, unpack
-from fedslice.errors import Refused, UserError
-from fedslice.experiment import Experiment
+from fedslice.codecs.log import Coded
+from fedslice.codecs.sparse import entry_fields
+from fedslice.combine import Accumulator, Coverage, HeatCorrected
+from fedslice.core.encodings import Ids
+from fedslice.core.entries import OnSlice, View
+from fedslice.core.errors import Refused, UserError
+from fedslice.core.message import HEADER_BYTES, Body, Field, Header, Kind, Message, open_message, unpack
+from fedslice.core.slice import Axis, Slice
+from fedslice.core.update import Update
 from fedslice.local import Scaffold
-from fedslice.messages import Upload
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
 from fedslice.server import Adam
-from fedslice.slice import Slice
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
-from toys import assert_close, assert_same, double, mlp, pair, recommender, run, world
+from fedslice.training.experiment import Experiment
+from fedslice.training.rounds import play_round
+from toys import SIZES, assert_close, assert_same, double, mlp, pair, recommender, run
 
 CODECS: dict[str, Codec] = {
     "dense": Dense(),
@@ -50,7 +54,7 @@ FIT = [
     (codec, place)
     for codec in CODECS
     for place in PLACES
-    if not (CODECS[codec].sums_codes and place in ("width", "drawn", "labels", "shared"))
+    if not ("sums-codes" in CODECS[codec].provides and place in ("width", "drawn", "labels", "shared"))
     and not (codec == "fetchsgd-momentum" and place != "rows")
 ]
 
@@ -62,7 +66,7 @@ def made(codec: str, place: str, **options: Any) -> Experiment:
     return Experiment(make(), recipe, **{"rounds": 4, "engine": "vectorized", "chunk": 4} | options)
 
 
-# --- packing ------------------------------------------------------------------------------------------------------
+# --- packing --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("codec", "place"), FIT)
@@ -71,7 +75,7 @@ def test_a_message_is_as_long_as_counted_and_arrives_as_decoded(codec: str, plac
     plain, packed = made(codec, place), made(codec, place, wire=True)
     one, other = plain.run()[-1], packed.run()[-1]
     assert one["up_bytes"] == other["up_bytes"] > 0
-    assert plain.ledger.up == packed.ledger.up
+    assert plain.ledger.state_dict() == packed.ledger.state_dict()
     assert_close(plain.model, packed.model, atol=1e-6)
 
 
@@ -84,45 +88,65 @@ def test_an_upload_that_drifts_is_packed_with_its_drift() -> None:
         plain.run()
         packed.run()
     assert_close(plain.model, packed.model, atol=1e-12)
-    assert plain.ledger.up == packed.ledger.up
+    assert plain.ledger.state_dict() == packed.ledger.state_dict()
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_cut_and_foreign_payloads_are_refused(codec: str) -> None:
     experiment = made(codec, "rows")
-    messages = heard(experiment)
     experiment.run()
-    message = messages[-1]
-    header, payload = message.pack(0)
-    for length in [*range(len(payload)), len(payload) + 1]:
-        with pytest.raises(Refused, match=f"has {length} bytes, its header says {len(payload)}"):
-            message.unpacked(0, header, (payload + b"\0")[:length])
-    other = dataclasses.replace(header, parameters={"nobody": (None,)})
-    with pytest.raises(Refused, match="which the model does not have"):
-        message.unpacked(0, other, payload)
-    with pytest.raises(Refused):
-        message.unpacked(0, header, b"\xff" * len(payload))
+    waiting = Waiting(experiment).train()
+    data = waiting.data(0)
+    begin = HEADER_BYTES + 8 * int.from_bytes(data[HEADER_BYTES - 2 : HEADER_BYTES], "little")
+    body = len(data) - begin
+    assert body > 0
+    for length in [*range(len(data)), len(data) + 1]:
+        said = waiting.refusal(0, (data + b"\0")[:length])
+        if length < HEADER_BYTES:
+            assert said == f"has {length} bytes, a header alone has {HEADER_BYTES}"
+        elif length < begin:
+            assert said == f"ends inside its header, after {length} of {begin} bytes"
+        else:
+            assert said == f"has a body of {length - begin} bytes, its header says {body}"
+    foreign = waiting.messages.pack(0, bytes(8))
+    assert waiting.refusal(0, foreign) == "has another schema: recipe or model differ between client and server"
+    assert waiting.refusal(0, data[:begin] + b"\xff" * body)
+    assert waiting.refusal(0, data) is None, "what was sent is taken after all that"
 
 
-@pytest.mark.parametrize(("axes", "said"), [(((14, 2, False),) * 9, "no parameter uses"), ((), "axis 0 of 0")])
-def test_a_header_that_does_not_fit_itself_is_refused(axes: Any, said: str) -> None:
-    header = Header(axes, {"item.weight": (0, None)})
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [((3 << 1, 9), "has 1 numbers too many"), ((), "says no number of entries of 'rows'"), ((15 << 1,), "names 15 of")],
+)
+def test_a_header_that_does_not_fit_itself_is_refused(numbers: tuple[int, ...], said: str) -> None:
+    one = torch.tensor([0])
+    axis = Axis(torch.tensor([3]), torch.tensor([[1, 4, 13]]))
+    rows = {"rows": Field(Ids(), of=14)}
+    data = Message(Header(Kind.UPLOAD, 0, one, one, one, one), rows, {"rows": axis}).pack(0, b"fedslice")
+    opened = open_message(data, b"fedslice")
+    assert unpack(opened, rows, lambda axes: {}).body["rows"].ids.tolist() == [[1, 4, 13]]
     with pytest.raises(Refused, match=said):
-        unpack(header, b"", recommender().shapes, lambda part: {})
+        unpack(opened._replace(numbers=numbers), rows, lambda axes: {})
 
 
-def test_a_factor_without_a_past_is_refused() -> None:
-    experiment = made("lbgm", "whole", rounds=6)
-    messages = heard(experiment)
+@pytest.mark.parametrize("wire", [False, True])
+def test_a_factor_without_a_past_is_refused(wire: bool) -> None:
+    """It costs its sender the round, and nobody else."""
+    recipe = Recipe(select=Everyone(), codec=LBGM(delta=1)).with_options({"iterations": 2, "lr": 0.05})
+    experiment = Experiment(mlp(), recipe, rounds=2, engine="vectorized", chunk=6, wire=wire)
     experiment.run()
-    message = next(m for m in messages if bool(m.body["close"][0].any()))
-    fresh = LBGM()
-    fresh.setup(world(mlp()))
-    with pytest.raises(Refused, match="never sent values"):
-        Sent(fresh, message.t, message.given, message.body).unpacked(0, *message.pack(0))
+    messages = heard(experiment)
+    lost = torch.tensor([2])
+    experiment.server.states["codec"].store.forget("sent", lost)
+    end = play_round(experiment.server, experiment.transport)
+    assert bool(torch.cat([message.body["close"] for message in messages]).all()), "factors alone"
+    assert end.taken.sort().values.tolist() == [0, 1, 3, 4, 5]
+    assert experiment.ledger.refusals[-1][:2] == (2, 2)
+    assert experiment.ledger.refusals[-1].reason == "holds NaN or infinity, or decodes to it"
+    assert all(bool(value.isfinite().all()) for value in experiment.model.values())
 
 
-# --- chunks, engines, restarts ------------------------------------------------------------------------------------
+# --- chunks, engines, restarts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("codec", "place"), [(c, p) for c, p in FIT if p not in ("drawn", "labels", "shared")])
@@ -140,11 +164,12 @@ def test_chunks_and_engines_agree(codec: str, place: str) -> None:
             assert [(r["up_bytes"], r["down_bytes"]) for r in again] == [(r["up_bytes"], r["down_bytes"]) for r in rows]
 
 
+@pytest.mark.parametrize("wire", [False, True])
 @pytest.mark.parametrize(("codec", "place"), [(c, p) for c, p in FIT if p in ("rows", "width")])
-def test_a_restart_goes_on_to_the_bit(codec: str, place: str) -> None:
-    whole = made(codec, place, rounds=6)
+def test_a_restart_goes_on_to_the_bit(codec: str, place: str, wire: bool) -> None:
+    whole = made(codec, place, rounds=6, wire=wire)
     whole.run()
-    first, second = made(codec, place, rounds=3), made(codec, place, rounds=6)
+    first, second = made(codec, place, rounds=3, wire=wire), made(codec, place, rounds=6, wire=wire)
     first.run()
     second.load_state_dict(*copy.deepcopy(first.state_dict()))
     second.run()
@@ -155,62 +180,75 @@ def test_a_restart_goes_on_to_the_bit(codec: str, place: str) -> None:
 
 @pytest.mark.parametrize("codec", ["sign", "topk", "stc", "lbgm"])
 def test_a_silenced_client_keeps_its_memory_and_changes_nothing(codec: str) -> None:
-    task = mlp()
     draw = torch.Generator().manual_seed(1)
+    part, alone = (Halves(CODECS[codec], dtype=torch.float32) for _ in range(2))
 
-    def ready() -> tuple[Codec, Any]:
-        part, place = copy.deepcopy(CODECS[codec]), world(task)
-        part.setup(place)
-        return part, place.store
+    def update(clients: int) -> Update:
+        return whole({n: torch.randn(clients, *s, generator=draw) for n, s in part.shapes.items()})
 
-    def upload(clients: list[int], weights: list[float]) -> Upload:
-        where = Slice.whole(len(clients), task.shapes)
-        values = {n: torch.randn(len(clients), *s, generator=draw) for n, s in task.shapes.items()}
-        return Upload(torch.tensor(clients), torch.tensor(weights).double(), where, where, values)
+    def stores(both: Halves) -> dict[str, Tensor]:
+        """What is remembered of clients on both sides."""
+        own = {f"client.{name}": value for name, value in both.memories.store.state_dict().items()}
+        store = getattr(both.state, "store", None)
+        return own | ({} if store is None else {f"server.{n}": v for n, v in store.state_dict().items()})
 
-    (part, store), (alone, single) = ready(), ready()
-    first, second = upload([0, 1, 2], [1, 2, 3]), upload([0, 1, 2], [1, 2, 3])
-    sent(part, 0, first).decoded()
-    sent(alone, 0, first).decoded()
-    before = copy.deepcopy(store.state_dict())
-    silent = sent(part, 1, second.of(torch.tensor([True, False, True]))).decoded()
-    after = store.state_dict()
-    assert silent.weights.tolist() == [1, 0, 3]
+    first, second = update(3), update(3)
+    part.send(0, first)
+    alone.send(0, first)
+    before = {name: value.clone() for name, value in stores(part).items()}
+    keep, others = torch.tensor([True, False, True]), torch.tensor([0, 2])
+    silent = part.send(1, second, taken=keep).update
+    after = stores(part)
     for key in (key for key in before if key.endswith("/rows")):
         assert torch.equal(after[key][1], before[key][1]), key
-    some = {n: v[[0, 2]] for n, v in second.values.items()}
-    where = Slice.whole(2, task.shapes)
-    rest = sent(alone, 1, Upload(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]).double(), where, where, some)).decoded()
+        assert not torch.equal(after[key][0], before[key][0]), key
+    rest = alone.send(1, whole({n: v[others] for n, v in second.values.items()}), clients=others).update
     for name, value in rest.values.items():
-        torch.testing.assert_close(silent.values[name][[0, 2]], value)
-    assert_close(single.state_dict(), after)
+        torch.testing.assert_close(silent.values[name][others], value)
+    assert_close(stores(alone), after)
+    weights = torch.tensor([1.0, 2.0, 3.0]).double()
+    total, least = Accumulator(), Accumulator()
+    total.add(silent.masked(keep), weights * keep)
+    least.add(rest, weights[others])
+    assert (total.clients, total.weight) == (2, 4)
+    mean, expected = total.mean(), least.mean()
+    assert_close({n: d.values for n, d in mean.items()}, {n: d.values for n, d in expected.items()})
 
 
 def test_memories_outside_of_a_slice_stay() -> None:
     """A client that is narrow today remembers what it left out when it was wide."""
     experiment = made("sign", "drawn", rounds=1, seed=3)
     experiment.run()
-    key = "sign/error/first.weight"
-    everyone = torch.arange(6)
-    before, known = experiment.store.get(key, everyone)  # type: ignore[misc]
+    everyone, server, memories = torch.arange(6), experiment.server, experiment.population.parts
+    slices, select = experiment.recipe.slices, experiment.recipe.select
+    seen = 0
+
+    def errors() -> tuple[Tensor, Tensor]:
+        found = memories["codec"].get("error/first.weight", everyone)
+        assert found is not None
+        return found
+
+    before, known = errors()
     for t in range(1, 8):
-        held = experiment.recipe.slices.hold(t, everyone)
-        cohort = set(experiment.recipe.select.choose(t, 6, 3).clients.tolist())
+        held = slices.hold(memories["slices"], t, everyone)
+        cohort = set(select.choose(server.states["select"], t).clients.tolist())
         experiment.rounds = t + 1
         experiment.run()
-        after, _ = experiment.store.get(key, everyone)  # type: ignore[misc]
+        after, _ = errors()
         inside = held.inside(Slice.whole(6, held.shapes), "first.weight").expand_as(after)
         for client in cohort:
             if known[client]:
                 assert torch.equal(after[client][~inside[client]], before[client][~inside[client]])
-        before, known = experiment.store.get(key, everyone)  # type: ignore[misc]
+                seen += int((before[client][~inside[client]] != 0).sum())
+        before, known = errors()
+    assert seen, "some client was narrow and remembered more"
 
 
-# --- what is counted ----------------------------------------------------------------------------------------------
+# --- what is counted ------------------------------------------------------------------------------------------------
 
 
 def test_words_are_those_of_the_paper() -> None:
-    """S4's table 1: D, D/32, D/32, r·c = D/4 and the coefficients."""
+    """FLSS's table 1: D, D/32, D/32, r·c = D/4 and the coefficients."""
     size = sum(s.numel() for s in mlp().shapes.values())
     expectations: list[tuple[Codec, float]] = [
         (Dense(), size),
@@ -242,45 +280,118 @@ def test_sign_takes_a_bit_per_value_and_one_number() -> None:
     assert {int(b) for m in messages for b in m.bytes} == {(size + 7) // 8 + 4}
 
 
+def down_sizes(experiment: Experiment) -> Tensor:
+    """Bytes that each client would be sent of the model in the next round."""
+    server, clients = experiment.server, torch.arange(len(experiment.population))
+    state, kept = server.states["codec"], experiment.population.memories
+    head = Header(Kind.REQUEST, server.round, clients, 0 * clients, kept.model_round, kept.committed)
+    part, codec = Slice.whole(len(clients), server.spec.shapes), experiment.recipe.codec
+    fields = codec.send_fields(server.spec, part, codec.layout(state, server.round))
+    return sum(Message(head, fields, codec.send(state, head, View(server.model, part))).sizes().values())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("wire", [False, True])
 @pytest.mark.parametrize("codec", ["stc", "fetchsgd"])
-def test_what_comes_down_are_the_steps_that_a_client_missed(codec: str) -> None:
+def test_what_comes_down_are_the_steps_that_a_client_missed(codec: str, wire: bool) -> None:
     """Packing every step of the server as a message, and adding up those since a client's last round."""
-    experiment = made(codec, "whole", rounds=1)
-    part, shapes = experiment.recipe.codec, experiment.task.shapes
-    everyone = torch.arange(6)
-    held = Slice.whole(6, shapes)
-    whole = held.numbers() * 4
-    packer = STC(share=0.3) if codec == "stc" else TopK(share=0.2, error_feedback=False)
-    seen, steps, model = [-1] * 6, list[int](), experiment.model
+    experiment = made(codec, "whole", rounds=1, wire=wire)
+    shapes, spec = experiment.task.shapes, experiment.spec
+    full = sum(shape.numel() for shape in shapes.values()) * 4
+    seen, steps, model, paid = [-1] * 6, list[int](), experiment.model, 0
     for t in range(6):
-        due = [w if s < 0 else min(sum(steps[s:]), w) for s, w in zip(seen, whole.tolist(), strict=True)]
-        assert part.down_bytes(t, held, 4, everyone).tolist() == due
+        due = [full if s < 0 else min(sum(steps[s:]), full) for s in seen]
+        assert down_sizes(experiment).tolist() == due
         before = {n: v.clone() for n, v in model.items()}
         experiment.rounds = t + 1
         experiment.run()
         step = {n: (model[n] - before[n])[None] for n in shapes}
-        steps.append(_packed(packer, step))
-        for client in experiment.recipe.select.choose(t, 6, 0).clients.tolist():
+        part = Slice.whole(1, shapes)
+        fields = STC(share=0.3).fields(spec, part, 0) if codec == "stc" else entry_fields(spec, part, 0.2)
+        steps.append(_packed(fields, part, step))
+        for client in experiment.recipe.select.choose(experiment.server.states["select"], t).clients.tolist():
+            paid += due[client]
             seen[client] = t
+        assert experiment.ledger.down_bytes == paid
     assert min(seen) >= 0
+    assert any(0 < sum(steps[s:]) < full for s in range(5))
 
 
-def _packed(packer: Codec, step: dict[str, Tensor]) -> int:
-    """The length of a step as a message, whose values are already what the codec sends."""
-    packer.setup(world(mlp()))
-    one = Slice.whole(1, mlp().shapes)
-    upload = Upload(torch.tensor([0]), torch.ones(1).double(), one, one, step)
-    taken = OnSlice(one, {name: value != 0 for name, value in step.items()})
+def _packed(fields: Any, part: Slice, step: dict[str, Tensor]) -> int:
+    """The length of a step in a message, whose values are already what the codec sends."""
+    one = torch.tensor([0])
     body: Body = {
-        "places": taken,
-        "entries": OnSlice(one, step),
-        "sign": OnSlice(one, {n: v > 0 for n, v in step.items()}),
+        "places": OnSlice(part, {name: value != 0 for name, value in step.items()}),
+        "entries": OnSlice(part, step),
+        "sign": OnSlice(part, {n: v > 0 for n, v in step.items()}),
+        "scale": torch.stack([v.abs().max() for v in step.values()])[None],
     }
-    body["scale"] = torch.stack([v.abs().max() for v in step.values()])[None]
-    return len(Sent(packer, 0, upload, body).pack(0)[1])
+    data = Message(Header(Kind.UPLOAD, 0, one, one, one, one), fields, body).pack(0, b"fedslice")
+    return len(open_message(data, b"fedslice").payload)
 
 
-# --- company ------------------------------------------------------------------------------------------------------
+# --- copies that follow the server's steps --------------------------------------------------------------------------
+
+FOLLOWING: dict[str, Codec] = {name: CODECS[name] for name in ("stc", "fetchsgd", "subspace")}
+
+
+@pytest.mark.parametrize("codec", ["fetchsgd", "subspace"])
+def test_a_client_that_is_drawn_twice_follows_every_step_once(codec: str) -> None:
+    """It asks twice before it is answered, and is sent the same steps twice."""
+    recipe = Recipe(select=Uniform(cohort=9, replacement=True), codec=FOLLOWING[codec])
+    recipe = recipe.with_options({"iterations": 2, "batch_size": 4, "lr": 0.05})
+    with double():
+        plain, packed = (
+            Experiment(mlp(), recipe, rounds=8, engine="vectorized", chunk=9, wire=wire) for wire in (False, True)
+        )
+        plain.run()
+        packed.run()
+    draws = [recipe.select.choose(plain.server.states["select"], t).draws for t in range(8)]
+    assert all(bool(draw.any()) for draw in draws)
+    assert_close(packed.model, plain.model, atol=1e-12)
+    assert packed.ledger.state_dict() == plain.ledger.state_dict()
+
+
+@pytest.mark.parametrize("codec", FOLLOWING)
+def test_a_server_that_went_back_sends_models_to_clients_that_know_another_past(codec: str) -> None:
+    """What the clients remember belongs to rounds that have come to something else since."""
+    with double():
+        experiment, early = made(codec, "whole", rounds=6, wire=True), made(codec, "whole", rounds=4)
+        experiment.run()
+        early.run()
+        experiment.server.load_state_dict(copy.deepcopy(early.server.state_dict()))
+        copies = Copies(experiment)
+        experiment.server.invite()
+        experiment.server.finish()  # this time nobody answers in round 4
+        for _ in range(8):
+            play_round(experiment.server, experiment.transport)
+    assert copies.model <= 1e-9
+    assert copies.basis <= 1e-9
+    assert copies.sent_whole >= len(SIZES)
+    assert copies.steps, "afterwards they follow steps again"
+
+
+def test_a_client_refuses_steps_that_do_not_lead_from_its_copy() -> None:
+    codec = STC(share=0.3)
+    both = Halves(codec)
+    one, part = torch.tensor([1]), Slice.whole(1, both.shapes)
+    zero = {n: torch.zeros(1, *s).double() for n, s in both.shapes.items()}
+
+    def receive(t: int, **body: Any) -> Body:
+        return codec.receive(both.memory, Header(Kind.DOWNLOAD, t, one, 0 * one, one, one), part, body)
+
+    with pytest.raises(Refused, match="which this client does not have"):
+        receive(3, steps=[])
+    receive(3, values=OnSlice(part, zero))
+    nothing = Coded(0, {})
+    for t, steps in ((5, [nothing]), (2, [nothing]), (2, [])):
+        said = f"has {len(steps)} steps, which do not lead from this client's copy to round {t}"
+        with pytest.raises(Refused, match=said):
+            receive(t, steps=steps)
+    receive(5, steps=[nothing] * 4)
+    receive(5, steps=[])
+
+
+# --- company --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

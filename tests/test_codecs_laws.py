@@ -1,4 +1,4 @@
-"""Laws of single codecs: feedback (T50), ternary (T51), sketches (T52), look-back (T53), Golomb, rounding."""
+"""Laws of single codecs: feedback, ternary, sketches, look-back, Golomb, rounding."""
 
 import math
 from typing import Any
@@ -10,36 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exchange import sent
+from exchange import Halves, whole
 from fedslice.codecs import LBGM, STC, Codec, FetchSGD, Quantize, Sign, TopK
-from fedslice.codecs.fetchsgd import CODE
+from fedslice.codecs.fetchsgd import CODE, Hashes
 from fedslice.codecs.sparse import strongest
 from fedslice.core.encodings import Places
-from fedslice.errors import Refused
-from fedslice.messages import Upload
+from fedslice.core.errors import Refused
+from fedslice.core.slice import Axis, Slice, Values
+from fedslice.core.update import RowDelta
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
-from fedslice.slice import Axis, Slice, Values
-from toys import Cut, assert_close, cuts, double, mlp, run, values_on, world
+from toys import Cut, assert_close, cuts, double, mlp, run, values_on
 
 SHAPES = {"a": torch.Size([4, 5]), "b": torch.Size([7])}
-
-
-def ready(codec: Codec, shapes: Any = None, seed: int = 0, dtype: torch.dtype = torch.float64) -> Codec:
-    """A codec that knows these shapes."""
-    with double():
-        place = world(mlp(), seed)
-    if shapes is not None:
-        place.task.__dict__["shapes"] = shapes
-    codec.setup(place)
-    codec._dtype = dtype
-    return codec
-
-
-def upload(values: Values, part: Slice | None = None, shapes: Any = None) -> Upload:
-    clients = len(next(iter(values.values())))
-    where = part or Slice.whole(clients, shapes or {n: v.shape[1:] for n, v in values.items()})
-    return Upload(torch.arange(clients), torch.ones(clients).double(), where, where, values)
 
 
 def drawn(seed: int, clients: int = 3, shapes: Any = None) -> Values:
@@ -47,56 +30,57 @@ def drawn(seed: int, clients: int = 3, shapes: Any = None) -> Values:
     return {n: torch.randn(clients, *s, generator=draw).double() for n, s in (shapes or mlp().shapes).items()}
 
 
-# --- error feedback (T50) -----------------------------------------------------------------------------------------
+# --- error feedback -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [Sign(), TopK(share=0.1), STC(share=0.1)], ids=lambda codec: codec.label)
 def test_what_was_sent_and_what_is_left_is_all_there_was(codec: Codec) -> None:
-    with double():
-        place = world(mlp())
-    codec.setup(place)
-    given = {n: torch.zeros(3, *s).double() for n, s in mlp().shapes.items()}
+    both = Halves(codec)
+    given = {n: torch.zeros(3, *s).double() for n, s in both.shapes.items()}
     arrived = {n: torch.zeros_like(v) for n, v in given.items()}
     for t in range(20):
         values = drawn(t)
-        message = sent(codec, t, upload(values)).decoded()
+        found = both.values(t, values)
         for name in given:
             given[name] += values[name]
-            arrived[name] += message.values[name]
+            arrived[name] += found[name]
     for name, expected in given.items():
-        left, _ = place.store.get(f"{codec.label}/error/{name}", torch.arange(3))  # type: ignore[misc]
+        left = both.remembered("error", name, torch.arange(3))
         torch.testing.assert_close(arrived[name] + left, expected, rtol=0, atol=1e-12)
         assert float(left.abs().max()) > 0.1
 
 
 def test_the_server_of_stc_leaves_nothing_out_for_good() -> None:
     codec = STC(share=0.1)
-    ready(codec)
+    state = Halves(codec).state
     given = {n: torch.zeros(s).double() for n, s in mlp().shapes.items()}
     arrived = {n: torch.zeros_like(v) for n, v in given.items()}
     for t in range(20):
         mean = {n: v[0] for n, v in drawn(t).items()}
-        step = codec.lift(t, {n: (None, v) for n, v in mean.items()})
-        for name, (rows, values) in step.items():
-            assert rows is None
+        step = codec.expand(state, t, {n: RowDelta(None, v) for n, v in mean.items()})
+        for name, delta in step.items():
+            assert delta.rows is None
             given[name] += mean[name]
-            arrived[name] += values
-            n = values.numel()
-            assert int((values != 0).sum()) == math.ceil(0.1 * n)
-            assert len(values.abs().unique()) <= 2
+            arrived[name] += delta.values
+            n = delta.values.numel()
+            assert int((delta.values != 0).sum()) == math.ceil(0.1 * n)
+            assert len(delta.values.abs().unique()) <= 2
     for name, expected in given.items():
-        left = codec.state_dict()[f"residual.{name}"]
+        left = state.state_dict()[f"residual.{name}"]
         torch.testing.assert_close(arrived[name] + left, expected, rtol=0, atol=1e-12)
-    assert codec.lift(20, {}) == {}
+    assert codec.expand(state, 20, {}) == {}
 
 
 def test_rows_of_a_table_enter_the_servers_step_where_they_belong() -> None:
-    whole, some = ready(STC(share=0.3)), ready(STC(share=0.3))
+    codec = STC(share=0.3)
     value = torch.zeros(6, 4).double()
     value[[1, 4]] = torch.arange(1.0, 9).view(2, 4).double()
-    one = whole.lift(0, {"first.weight": (None, value)})["first.weight"][1]
-    two = some.lift(0, {"first.weight": (torch.tensor([1, 4]), value[[1, 4]])})["first.weight"][1]
+    one, two = (
+        codec.expand(Halves(codec).state, 0, {"first.weight": delta})["first.weight"].values
+        for delta in (RowDelta(None, value), RowDelta(torch.tensor([1, 4]), value[[1, 4]]))
+    )
     assert torch.equal(one, two)
+    assert bool(one.any())
 
 
 @given(cuts(least=1), st.integers(0, 99))
@@ -105,15 +89,15 @@ def test_sign_is_the_mean_magnitude_of_what_a_client_sends(cut: Cut, seed: int) 
     if not cut.slice.axes:
         return
     values = values_on(cut, seed)
-    message = sent(ready(Sign(error_feedback=False)), 0, upload(values, cut.slice)).decoded()
+    arrived = Halves(Sign(error_feedback=False), cut.slice.shapes).values(0, values, cut.slice)
     for c in range(cut.slice.clients):
         own = torch.cat([values[n][c][cut.real(n, c)].flatten() for n in values])
-        found = torch.cat([message.values[n][c][cut.real(n, c)].flatten() for n in values])
+        found = torch.cat([arrived[n][c][cut.real(n, c)].flatten() for n in values])
         scale = own.abs().sum() / len(own)
         torch.testing.assert_close(found, torch.where(own < 0, -scale, scale))
 
 
-# --- sparse and ternary (T51) -------------------------------------------------------------------------------------
+# --- sparse and ternary ---------------------------------------------------------------------------------------------
 
 
 @given(cuts(), st.integers(0, 99), st.sampled_from([0.01, 0.07, 0.3, 0.5, 1.0]))
@@ -134,10 +118,9 @@ def test_the_strongest_are_the_first_of_a_stable_sort(cut: Cut, seed: int, share
 
 
 def test_stc_is_ternary_with_the_mean_of_the_kept() -> None:
-    codec = ready(STC(share=0.2), SHAPES)
     values = drawn(3, 2, SHAPES)
-    message = sent(codec, 0, upload(values))
-    for number, (name, arrived) in enumerate(message.decoded().values.items()):
+    message = Halves(STC(share=0.2), SHAPES).send(0, whole(values))
+    for number, (name, arrived) in enumerate(message.update.values.items()):
         for c in range(2):
             own, out = values[name][c].flatten(), arrived[c].flatten()
             kept = out != 0
@@ -149,13 +132,13 @@ def test_stc_is_ternary_with_the_mean_of_the_kept() -> None:
 
 
 def test_nothing_to_say_takes_nearly_nothing() -> None:
-    codec = ready(STC(share=0.2), SHAPES)
-    message = sent(codec, 0, upload({n: torch.zeros(1, *s).double() for n, s in SHAPES.items()}))
-    assert all(not bool(v.any()) for v in message.decoded().values.values())
+    both = Halves(STC(share=0.2), SHAPES)
+    message = both.send(0, whole({n: torch.zeros(1, *s).double() for n, s in SHAPES.items()}))
+    assert all(not bool(v.any()) for v in message.update.values.values())
     assert int(message.bytes[0]) == 2 * 8, "two scales"
 
 
-# --- Golomb -------------------------------------------------------------------------------------------------------
+# --- Golomb ---------------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -197,43 +180,54 @@ def test_bits_per_place_are_those_of_the_formula(share: float, b: int) -> None:
 
 def test_a_share_of_1_32_costs_a_quarter_of_a_bit_per_value() -> None:
     shapes = {"w": torch.Size([100_000])}
-    message = sent(ready(STC(), shapes), 0, upload(drawn(0, 1, shapes)))
+    message = Halves(STC(), shapes).send(0, whole(drawn(0, 1, shapes)))
     assert float(message.bytes[0]) * 8 / 100_000 == pytest.approx(0.235, rel=0.02)
 
 
-# --- sketches (T52) -----------------------------------------------------------------------------------------------
+# --- sketches -------------------------------------------------------------------------------------------------------
 
 
-def sketched(codec: Codec, values: Values) -> Tensor:
-    return sent(codec, 0, upload(values, shapes=codec._shapes)).decoded().values[CODE]
+def sketched(both: Halves, values: Values, part: Slice | None = None) -> Tensor:
+    return both.values(0, values, part)[CODE]
+
+
+def hashes(both: Halves) -> Hashes:
+    assert isinstance(both.codec, FetchSGD)
+    return both.codec.hashes(both.spec)
+
+
+def stepped(both: Halves, code: Tensor) -> Values:
+    """The server's step for the mean of all sketches."""
+    step = both.codec.expand(both.state, 0, {CODE: RowDelta(None, code)})
+    assert all(delta.rows is None for delta in step.values())
+    return {name: delta.values for name, delta in step.items()}
 
 
 def test_sketches_are_linear() -> None:
-    codec = ready(FetchSGD(rows=3, share=0.5))
+    both = Halves(FetchSGD(rows=3, share=0.5))
     one, two = drawn(0), drawn(1)
-    both = {n: one[n] - 2 * two[n] for n in one}
+    mixture = {n: one[n] - 2 * two[n] for n in one}
     torch.testing.assert_close(
-        sketched(codec, both), sketched(codec, one) - 2 * sketched(codec, two), atol=1e-12, rtol=0
+        sketched(both, mixture), sketched(both, one) - 2 * sketched(both, two), atol=1e-12, rtol=0
     )
 
 
 def test_a_sketch_is_the_sum_of_its_coordinates_sketches() -> None:
     """Against a plain loop, on slices with padding."""
-    codec = ready(FetchSGD(rows=3, share=0.5), SHAPES)
-    assert isinstance(codec, FetchSGD)
+    both = Halves(FetchSGD(rows=3, share=0.5), SHAPES)
     held = torch.tensor([[True, False, True, False], [False, True, False, False]])
     axis = Axis.from_mask(held)
     part = Slice(2, SHAPES, {"a": (axis, None), "b": (None,)})
     model = drawn(0, 1, SHAPES)
     values = {n: v.clone() for n, v in part.gather({n: v[0] for n, v in model.items()}).items()}
-    code = sent(codec, 0, upload(values, part)).decoded().values[CODE]
+    code = sketched(both, values, part)
     assert code.shape[1:] == (3, math.ceil(0.5 * 27 / 3))
     for c in range(2):
-        whole = torch.cat([part.spread(n, values[n])[c].flatten() for n in SHAPES])
+        line = torch.cat([part.spread(n, values[n])[c].flatten() for n in SHAPES])
         expected = torch.zeros_like(code[c])
         for row in range(3):
             for i in range(27):
-                expected[row, codec._column[row, i]] += codec._sign[row, i] * whole[i]
+                expected[row, hashes(both).column[row, i]] += hashes(both).sign[row, i] * line[i]
         torch.testing.assert_close(code[c], expected)
 
 
@@ -241,48 +235,48 @@ def test_a_sketch_is_the_sum_of_its_coordinates_sketches() -> None:
 def test_few_strong_coordinates_are_recovered(rows: int) -> None:
     shapes = {"w": torch.Size([40, 50])}
     for seed in range(3):
-        codec = ready(FetchSGD(rows=rows, share=1.0, top=0.002), shapes, seed)
+        both = Halves(FetchSGD(rows=rows, share=1.0, top=0.002), shapes, seed)
         truth = torch.zeros(1, 40, 50).double()
         where = np.random.default_rng(seed).choice(2000, 4, replace=False)
         truth.view(-1)[torch.from_numpy(where)] = torch.tensor([1.0, -2, 3, -4]).double()
-        mean = sketched(codec, {"w": truth})[0]
-        step = codec.lift(0, {CODE: (None, mean)})["w"][1]
+        step = stepped(both, sketched(both, {"w": truth})[0])["w"]
         torch.testing.assert_close(step, truth[0])
-        assert float(codec.state_dict()["error"].abs().max()) < 1e-12  # all of it was found, nothing is left
+        assert float(both.state.state_dict()["error"].abs().max()) < 1e-12  # all of it was found, nothing is left
 
 
 def test_an_even_number_of_rows_takes_the_mean_of_the_middle_two() -> None:
-    codec = ready(FetchSGD(rows=2, share=0.5))
-    assert isinstance(codec, FetchSGD)
-    code = sketched(codec, drawn(0))[0]
-    both = code.gather(1, codec._column.long()) * codec._sign
-    torch.testing.assert_close(codec.estimate(code), both.mean(0))
+    both = Halves(FetchSGD(rows=2, share=0.5))
+    code = sketched(both, drawn(0))[0]
+    seen = code.gather(1, hashes(both).column.long()) * hashes(both).sign
+    torch.testing.assert_close(hashes(both).estimate(code), seen.mean(0))
 
 
 def test_hashes_are_the_seeds_and_even() -> None:
     shapes = {"w": torch.Size([20_000])}
-    one, same, other = (ready(FetchSGD(rows=2, share=0.01), shapes, seed) for seed in (0, 0, 1))
-    assert torch.equal(one._column, same._column)
-    assert not torch.equal(one._column, other._column)
-    assert not torch.equal(one._column[0], one._column[1])
-    counts = torch.bincount(one._column[0].long(), minlength=100).double()
+    one, same, other = (hashes(Halves(FetchSGD(rows=2, share=0.01), shapes, seed)) for seed in (0, 0, 1))
+    assert torch.equal(one.column, same.column)
+    assert torch.equal(one.sign, same.sign)
+    assert not torch.equal(one.column, other.column)
+    assert not torch.equal(one.column[0], one.column[1])
+    counts = torch.bincount(one.column[0].long(), minlength=100).double()
     assert float(((counts - 200) ** 2 / 200).sum()) < 170  # chi-squared with 99 degrees of freedom: 1e-5
-    assert abs(float(one._sign.double().mean())) < 5 / math.sqrt(40_000)
+    assert abs(float(one.sign.double().mean())) < 5 / math.sqrt(40_000)
 
 
 def test_momentum_goes_on_until_its_coordinate_is_sent() -> None:
     """S_u ← ρ·S_u + S and S_e ← S_e + S_u; both are cleared where a coordinate of the step lies."""
     shapes = {"w": torch.Size([2])}
-    seed = next(s for s in range(99) if len(ready(FetchSGD(rows=1, share=1.0), shapes, s)._column.unique()) == 2)
-    codec = ready(FetchSGD(rows=1, share=1.0, momentum=0.5, top=0.5), shapes, seed)
+    plain = FetchSGD(rows=1, share=1.0)
+    seed = next(s for s in range(99) if len(hashes(Halves(plain, shapes, s)).column.unique()) == 2)
+    both = Halves(FetchSGD(rows=1, share=1.0, momentum=0.5, top=0.5), shapes, seed)
     steps = []
     for value in ([8.0, 4.0], [0.0, 0.0], [0.0, 0.0]):
-        code = sketched(codec, {"w": torch.tensor([value]).double()})[0]
-        steps.append(codec.lift(0, {CODE: (None, code)})["w"][1].tolist())
+        code = sketched(both, {"w": torch.tensor([value]).double()})[0]
+        steps.append(stepped(both, code)["w"].tolist())
     assert steps == [[8, 0], [0, 4 + 2], [0, 0]]
 
 
-# --- look-back gradients (T53) ------------------------------------------------------------------------------------
+# --- look-back gradients --------------------------------------------------------------------------------------------
 
 
 def test_a_look_back_of_nothing_is_fedavg() -> None:
@@ -295,53 +289,47 @@ def test_a_look_back_of_nothing_is_fedavg() -> None:
 
 
 def test_a_look_back_of_everything_is_one_number_per_parameter() -> None:
-    codec = ready(LBGM(delta=1))
+    both = Halves(LBGM(delta=1))
     first, second = drawn(0), drawn(1)
     size = sum(s.numel() for s in mlp().shapes.values())
-    message = sent(codec, 0, upload(first))
-    assert_close(message.decoded().values, first, rtol=0, atol=0)
+    message = both.send(0, whole(first))
+    assert_close(message.update.values, first, rtol=0, atol=0)
     assert message.words.tolist() == [size] * 3
-    message = sent(codec, 1, upload(second))
+    message = both.send(1, whole(second))
     assert message.words.tolist() == [len(first)] * 3
     assert message.bytes.tolist() == [len(first) * 8 + 1] * 3
-    for name, arrived in message.decoded().values.items():
+    for name, arrived in message.update.values.items():
         for c in range(3):
             g, back = second[name][c].flatten(), first[name][c].flatten()
             torch.testing.assert_close(arrived[c].flatten(), (g @ back) / (back @ back) * back)
 
 
 def test_the_angle_decides_parameter_by_parameter() -> None:
-    shapes = {"near": torch.Size([2]), "far": torch.Size([2])}
-    codec = ready(LBGM(delta=0.05), shapes)
+    both = Halves(LBGM(delta=0.05), {"near": torch.Size([2]), "far": torch.Size([2])})
     east = torch.tensor([[1.0, 0.0]]).double()
-    sent(codec, 0, upload({"near": east, "far": east})).decoded()
+    both.send(0, whole({"near": east, "far": east}))
     turned = {
         n: torch.tensor([[math.sqrt(1 - s), math.sqrt(s)]]).double() * 3 for n, s in (("near", 0.0499), ("far", 0.0501))
     }
-    message = sent(codec, 1, upload(turned))
+    message = both.send(1, whole(turned))
     assert message.body["close"].tolist() == [[True, False]]
-    arrived = message.decoded().values
+    arrived = message.update.values
     torch.testing.assert_close(arrived["near"], 3 * math.sqrt(1 - 0.0499) * east)
     assert torch.equal(arrived["far"], turned["far"])
-    again = sent(codec, 2, upload({"near": turned["far"], "far": turned["far"]}))  # far was sent, near was not
+    again = both.send(2, whole({"near": turned["far"], "far": turned["far"]}))  # far was sent, near was not
     assert again.body["close"].tolist() == [[False, True]]
 
 
-# --- rounding at random -------------------------------------------------------------------------------------------
-
-
-def rounded(codec: Codec, t: int, values: Values) -> Values:
-    return sent(codec, t, upload(values, shapes=codec._shapes)).decoded().values
+# --- rounding at random ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_rounding_is_right_on_average_and_within_range(bits: int) -> None:
     shapes = {"w": torch.Size([30])}
-    codec = ready(Quantize(bits=bits), shapes)
     value = drawn(0, 1, shapes)["w"]
     clients, rounds = 200, 10
-    many = value.expand(clients, -1)
-    found = torch.cat([rounded(codec, t, {"w": many})["w"] for t in range(rounds)])
+    both, many = Halves(Quantize(bits=bits), shapes, clients=clients), value.expand(clients, -1)
+    found = torch.cat([both.values(t, {"w": many})["w"] for t in range(rounds)])
     scale, levels = float(value.abs().max()), 2 ** (bits - 1) - 1
     assert float(found.abs().max()) == scale
     level = found / scale * levels
@@ -355,21 +343,19 @@ def test_rounding_is_right_on_average_and_within_range(bits: int) -> None:
 
 
 def test_zeros_and_largest_values_are_not_rounded() -> None:
-    shapes = {"w": torch.Size([4])}
-    codec = ready(Quantize(bits=3), shapes)
+    both = Halves(Quantize(bits=3), {"w": torch.Size([4])})
     value = torch.tensor([[0.0, 0.7, -0.7, 0.0]]).double()
     for t in range(30):
-        assert torch.equal(rounded(codec, t, {"w": value})["w"], value)
+        assert torch.equal(both.values(t, {"w": value})["w"], value)
     nothing = torch.zeros(1, 4).double()
-    assert torch.equal(rounded(codec, 0, {"w": nothing})["w"], nothing)
+    assert torch.equal(both.values(0, {"w": nothing})["w"], nothing)
 
 
 def test_a_draw_depends_on_seed_round_and_client_alone() -> None:
-    value = drawn(0, 3)
-    one = rounded(ready(Quantize(bits=2)), 4, value)
-    turned = upload({n: v.flip(0) for n, v in value.items()})
-    other = Upload(turned.clients.flip(0), turned.weights, turned.slice, turned.layout, turned.values)
-    assert_close(sent(ready(Quantize(bits=2)), 4, other).decoded().values, {n: v.flip(0) for n, v in one.items()}, 0, 0)
-    assert not torch.equal(one["first.weight"], rounded(ready(Quantize(bits=2)), 5, value)["first.weight"])
-    moved = rounded(ready(Quantize(bits=2), seed=1), 4, value)
-    assert not torch.equal(one["first.weight"], moved["first.weight"])
+    codec, value = Quantize(bits=2), drawn(0, 3)
+    one = Halves(codec).values(4, value)
+    turned = whole({n: v.flip(0) for n, v in value.items()})
+    other = Halves(codec).send(4, turned, clients=torch.tensor([2, 1, 0]))
+    assert_close(other.update.values, {n: v.flip(0) for n, v in one.items()}, 0, 0)
+    assert not torch.equal(one["first.weight"], Halves(codec).values(5, value)["first.weight"])
+    assert not torch.equal(one["first.weight"], Halves(codec, seed=1).values(4, value)["first.weight"])

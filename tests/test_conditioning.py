@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation
 from fedslice.measure.conditioning import conditioning, dense_spectrum, krylov_spectrum
 from fedslice.models import SparseLogistic

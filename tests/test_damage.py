@@ -16,13 +16,14 @@ from torch import Tensor
 
 from command import TINY, fedslice
 from fedslice.config import Plan, assignments, request, resolve
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.runs import checkpoint
 from fedslice.runs.execute import execute
 from fedslice.runs.reading import read
 
 SAID = {"task": "hotcold", "rounds": 8, "eval_every": 2, "set": assignments(TINY)}
 SAFE = "checkpoint.safetensors"
+ITEMS = "server.model.item.weight"
 State = tuple[dict[str, Tensor], dict[str, Any]]
 
 
@@ -85,7 +86,14 @@ def change(path: Path, edit: Callable[[dict[str, Tensor], dict[str, Any]], objec
 EDITS: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], str]] = {
     "negative round": (lambda t, m: m.update(round=-5), "round is -5"),
     "round beyond the end": (lambda t, m: m.update(round=100_000), "round is 100000"),
-    "another round": (lambda t, m: m.update(round=7), "line 4 is absent, expected round 6"),
+    "another round": (
+        lambda t, m: (m.update(round=7), t["server.round"].fill_(7)),
+        "line 4 is absent, expected round 6",
+    ),
+    "another round of the experiment alone": (
+        lambda t, m: m.update(round=7),
+        "the server is at round 5, the experiment at 7",
+    ),
     "round as text": (lambda t, m: m.update(round="5"), "round is '5'"),
     "round as a fraction": (lambda t, m: m.update(round=5.0), "round is 5.0"),
     "round as a flag": (lambda t, m: m.update(round=True), "round is True"),
@@ -98,31 +106,33 @@ EDITS: dict[str, tuple[Callable[[dict[str, Tensor], dict[str, Any]], object], st
     ),
     "more rows": (lambda t, m: m.update(metric_rows=9), "has 3 rows, but its checkpoint was taken after 9"),
     "no ledger": (lambda t, m: m.pop("ledger"), "ledger is missing"),
-    "a ledger of one side": (lambda t, m: m["ledger"].pop("down"), "expected up, down, words and clock"),
+    "a ledger of one side": (lambda t, m: m["ledger"].pop("down"), "expected up, down, enrol"),
     "bytes as text": (lambda t, m: m["ledger"].update(down="many"), "ledger has down='many'"),
     "negative bytes": (lambda t, m: m["ledger"]["up"].update(values=-1), "expected bytes by field"),
     "seconds that are NaN": (lambda t, m: m.update(seconds=float("nan")), "seconds is nan"),
     "an endless clock": (lambda t, m: m["ledger"].update(clock=float("inf")), "ledger has clock=inf"),
     "more rejected than sent": (lambda t, m: m.update(rejected=10**6), "rejected is 1000000"),
+    "a ledger of other updates": (lambda t, m: m["ledger"].update(updates=10**6), "the ledger has 1000000"),
+    "a ledger of other rejections": (lambda t, m: m["ledger"].update(rejected=10**6), "the ledger has 1000000"),
     "a list": (lambda t, m: m.update(rejected=[1]), r"rejected is [1]"),
     "a later divergence": (lambda t, m: m.update(diverged_round=6), "diverged_round is 6"),
     "no inventory": (lambda t, m: m.pop("tensors"), "tensors is missing"),
     "a wrong inventory": (lambda t, m: m.update(tensors=[]), "tensors is []"),
-    "a model that is NaN": (lambda t, m: t["model.item.weight"].fill_(float("nan")), "saved with finite values alone"),
-    "a model that is infinite": (lambda t, m: t["model.item.weight"][0].fill_(float("inf")), "finite values alone"),
-    "no parameter": (lambda t, m: t.pop("model.item.weight"), "tensor 'model.item.weight' is absent"),
+    "a model that is NaN": (lambda t, m: t[ITEMS].fill_(float("nan")), "saved with finite values alone"),
+    "a model that is infinite": (lambda t, m: t[ITEMS][0].fill_(float("inf")), "finite values alone"),
+    "no parameter": (lambda t, m: t.pop(ITEMS), f"tensor {ITEMS!r} is absent"),
     "another parameter": (
-        lambda t, m: t.update({"model.new": torch.ones(2)}),
-        "tensor 'model.new' is torch.float32 [2]",
+        lambda t, m: t.update({"server.model.new": torch.ones(2)}),
+        "tensor 'server.model.new' is torch.float32 [2]",
     ),
-    "another shape": (lambda t, m: t.update({"model.item.weight": torch.ones(2)}), "is torch.float32 [2], expected"),
+    "another shape": (lambda t, m: t.update({ITEMS: torch.ones(2)}), "is torch.float32 [2], expected"),
     "another type": (
-        lambda t, m: t.update({"model.item.weight": t["model.item.weight"].double()}),
+        lambda t, m: t.update({ITEMS: t[ITEMS].double()}),
         "is torch.float64 [40, 3], expected torch.float32 [40, 3]",
     ),
     "another group": (lambda t, m: t.update({"other.x": torch.ones(1)}), "tensor 'other.x' is torch.float32 [1]"),
-    "a part's state": (lambda t, m: t.update({"parts.local.x": torch.ones(1)}), "tensor 'parts.local.x'"),
-    "a memory": (lambda t, m: t.update({"store.x/slot": torch.ones(1)}), "tensor 'store.x/slot'"),
+    "a part's state": (lambda t, m: t.update({"server.parts.local.x": torch.ones(1)}), "tensor 'server.parts.local.x'"),
+    "a memory": (lambda t, m: t.update({"clients.store.x/slot": torch.ones(1)}), "tensor 'clients.store.x/slot'"),
     "everything": (lambda t, m: (t.clear(), m.clear()), "round is None"),
 }
 
@@ -137,7 +147,7 @@ def test_a_checkpoint_with_a_good_checksum_and_other_content_is_refused(run: Pat
     assert "restore" in said
 
 
-@pytest.mark.parametrize("recipe", ["fedsubavg", "feddd", "fedadam", "scaffold"])
+@pytest.mark.parametrize("recipe", ["fedsubavg", "feddd", "fedadam", "scaffold", "stc", "ditto"])
 def test_no_mutation_of_a_checkpoint_raises_anything_but_a_sentence(
     unfinished: Callable[[str], Path], recipe: str
 ) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import amazon
-from fedslice.errors import UserError
 from layouts import REAL_DATA, one_sentence, write_amazon
 
 REAL = REAL_DATA / "amazon_electronics_fedsubavg"

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import cifar, pickled
-from fedslice.errors import UserError
 from layouts import one_sentence
 
 NAMES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")

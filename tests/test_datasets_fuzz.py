@@ -19,6 +19,7 @@ import test_datasets_renttherunway
 import test_datasets_sent140
 import test_datasets_taobao
 import test_datasets_text
+from fedslice.core.errors import UserError
 from fedslice.datasets import (
     agnews,
     amazon,
@@ -31,8 +32,7 @@ from fedslice.datasets import (
     text,
     tinyimagenet,
 )
-from fedslice.devices import Devices
-from fedslice.errors import UserError
+from fedslice.training.devices import Devices
 from layouts import write_amazon, write_movielens
 
 MUTATIONS = 200

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import movielens
-from fedslice.errors import UserError
 from layouts import REAL_DATA, one_sentence, write_movielens
 
 

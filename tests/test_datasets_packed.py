@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import packed
-from fedslice.errors import UserError
 from layouts import one_sentence
 
 LIMIT = 1 << 20

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import renttherunway, text
-from fedslice.errors import UserError
 from layouts import REAL_DATA, one_sentence
 
 REAL = REAL_DATA / "renttherunway"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import sent140, text
-from fedslice.errors import UserError
 from layouts import one_sentence
 
 TEXTS = ("@bob I loooove it", "so sad &amp; tired :(", 'he said "no", then left', "", "caf\xe9 http://t.co/x", "!!!")

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines, packed, text
-from fedslice.errors import UserError
 
 
 def words(*texts: str) -> list[list[str]]:

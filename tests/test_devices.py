@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslice.devices import PRESETS, Devices, capacity, devices
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
+from fedslice.training.devices import PRESETS, Devices, capacity, devices
 
 COLUMNS = ("speed", "cycles", "uplink", "downlink")
 HEADER = "client,speed,cycles,uplink,downlink"

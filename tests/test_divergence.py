@@ -10,13 +10,14 @@ import pytest
 from command import fedslice
 from fedslice.compare import Target, table
 from fedslice.config import assignments, request, resolve
-from fedslice.errors import RunWarning
-from fedslice.experiment import Experiment
+from fedslice.core.errors import RunWarning
+from fedslice.local import SGD
 from fedslice.reproduce.exhibits import Cell
 from fedslice.reproduce.measured import Measured
 from fedslice.reproduce.workers import Outcome
 from fedslice.runs.execute import execute
 from fedslice.runs.reading import read
+from fedslice.training.experiment import Experiment
 
 SET = ("clients=50", "items=60")
 ASTRAY = ("hotcold", "--rounds", 4, "--eval-every", 2, "--set", *SET, "lr=1e9")
@@ -47,26 +48,34 @@ def test_a_run_without_rejected_updates_is_silent() -> None:
     assert fine.diverged is None
 
 
-def test_a_run_that_recovers_has_not_diverged() -> None:
+def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients take no step from now on."""
+    monkeypatch.setattr(SGD, "rate", lambda self, t: 0.0)
+
+
+def test_a_run_that_recovers_has_not_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     astray = experiment(1e9)
     rows = astray.stream()
     with pytest.warns(RunWarning):
         next(rows), next(rows)
     assert astray.diverged is not None
     assert astray.diverged.round == 2
-    astray.recipe.local.lr = 0.0
-    astray.model = dict(astray.task.initial(0))
+    stand_still(monkeypatch)
+    for name, value in astray.task.initial(0).items():
+        astray.model[name].copy_(value)
     next(rows)
     assert astray.diverged is None
 
 
-def test_a_model_that_is_not_finite_has_diverged_though_no_update_was_rejected() -> None:
+def test_a_model_that_is_not_finite_has_diverged_though_no_update_was_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     odd = experiment(0.1)
     rows = odd.stream()
     next(rows)
     name = next(iter(odd.model))
     odd.model[name][0] = float("inf")
-    odd.recipe.local.lr = 0.0
+    stand_still(monkeypatch)
     with pytest.warns(RunWarning):
         list(rows)
     assert odd.diverged is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from command import SMALL, fedslice
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.runs import events
 from fedslice.runs.events import Events, export
 from fedslice.runs.naming import short_names

@@ -1,4 +1,4 @@
-"""FDRL against a plain loop, its distances against their formulas, S2's theorems on a convex instance (T60 to T64)."""
+"""FDRL against a plain loop, its distances against their formulas, its theorems on a convex instance (T60 to T64)."""
 
 import copy
 import dataclasses
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedslice.combine import HeatCorrected, Mean
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Values
 from fedslice.federation import Federation
 from fedslice.local import FDRL
 from fedslice.local.sgd import Forward
@@ -27,11 +27,11 @@ from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.select import Uniform
 from fedslice.select.base import Cohort, Select
-from fedslice.slice import Values
 from fedslice.slices import Shared
 from fedslice.task import Loss, Task
-from fedslice.work import Batch, Work
-from toys import SIZES, Pair, assert_close, assert_same, classifier, double, mlp, pair, readers, run
+from fedslice.training.experiment import Experiment
+from fedslice.training.work import Batch, Work
+from toys import SIZES, Pair, assert_close, assert_same, chosen, classifier, double, kept, mlp, pair, readers, run
 
 CLIENTS = len(SIZES)
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
@@ -42,15 +42,6 @@ Array = NDArray[np.float64]
 def _float64() -> Iterator[None]:
     with double():
         yield
-
-
-def kept(experiment: Experiment, client: int) -> Values:
-    out = {}
-    for name in experiment.task.shapes:
-        memory = experiment.store.get(f"kept/{name}", torch.tensor([client]))
-        if memory is not None and bool(memory[1][0]):
-            out[name] = memory[0][0]
-    return out
 
 
 # --- the method -----------------------------------------------------------------------------------------------------
@@ -75,13 +66,13 @@ DISTANCES = {"published": published, "convex": convex}
 @pytest.mark.parametrize("engine", ["vectorized", "sequential"])
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_it_is_the_published_method(distance: Any, engine: str) -> None:
-    """W, Q and H descend together; only W is averaged, every client counting alike (S2, equations 4, 5 and 10)."""
+    """W, Q and H descend together; only W is averaged, every client counting alike (FDRL, equations 4, 5 and 10)."""
     task, alpha, beta = pair(), 0.7, 1.3
     method = get("fdrl", cohort=4, epochs=1, batch_size=4, lr=0.1, alpha=alpha, beta=beta, distance=distance)
     samples, model, own = task.federation.train, task.initial(0), [{} for _ in SIZES]
     for t in range(3):
         ends = {}
-        for client in method.select.choose(t, CLIENTS, 0).clients.tolist():
+        for client in chosen(method, t).clients.tolist():
             module, who = copy.deepcopy(task.module), torch.tensor([client])
             module.load_state_dict(model | own[client])
             assert isinstance(module, Pair)
@@ -125,7 +116,7 @@ def test_without_a_private_encoder_and_distances_it_is_fedper() -> None:
     one = run(task, get("fdrl", cohort=4, alpha=0, beta=0, **SMALL), rounds=3)
     other = run(task, get("fedper", cohort=4, weights="uniform", **SMALL), rounds=3)
     assert_same(one.model, other.model)
-    assert_same(one.store.state_dict(), other.store.state_dict())
+    assert_same(*(done.population.memories.store.state_dict() for done in (one, other)))
     assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
 
 
@@ -135,7 +126,7 @@ def test_if_all_take_part_a_cohort_is_everyone() -> None:
     one = run(task, get("fdrl", cohort=CLIENTS, **SMALL), rounds=3)
     other = run(task, get("fdrl", select="everyone", **SMALL), rounds=3)
     assert_same(one.model, other.model)
-    assert_same(one.store.state_dict(), other.store.state_dict())
+    assert_same(*(done.population.memories.store.state_dict() for done in (one, other)))
 
 
 class Just(Select):
@@ -146,7 +137,7 @@ class Just(Select):
     def __init__(self, clients: tuple[int, ...]) -> None:
         self._clients = torch.tensor(clients)
 
-    def choose(self, t: int, clients: int, seed: int) -> Cohort:
+    def choose(self, state: Any, t: int) -> Cohort:
         return Cohort(self._clients, torch.zeros_like(self._clients))
 
     @classmethod
@@ -155,7 +146,7 @@ class Just(Select):
 
 
 def test_the_shared_encoder_is_unbiased_over_all_cohorts() -> None:
-    """S2, lemma 2.1: the mean over all cohorts of T clients is what all m clients make."""
+    """FDRL, lemma 2.1: the mean over all cohorts of T clients is what all m clients make."""
     task = pair()
     everyone = run(task, get("fdrl", select="everyone", **SMALL)).model
     cohorts = list(itertools.combinations(range(CLIENTS), 3))
@@ -216,7 +207,7 @@ def test_the_gradient_of_likeness_is_its_slope(seed: int, clients: int, layers: 
 @given(st.integers(0, 2**31), st.floats(0, 1))
 @settings(deadline=None, max_examples=30)
 def test_the_convex_distances_are_convex(seed: int, share: float) -> None:
-    """S2's assumption, on chords between random points."""
+    """The paper's assumption, on chords between random points."""
     chance = torch.Generator().manual_seed(seed)
     local = FDRL(distance="convex")
     one, other = (torch.randn(2, 1, 3, 4, generator=chance) for _ in range(2))
@@ -296,7 +287,7 @@ def test_padding_has_no_distance() -> None:
             assert_close(kept(other, client), kept(one, client), rtol=1e-9, atol=1e-12)
 
 
-# --- S2's theorems --------------------------------------------------------------------------------------------------
+# --- its theorems ---------------------------------------------------------------------------------------------------
 
 ALPHA, BETA, INPUTS = 0.2, 0.3, 2
 
@@ -318,10 +309,10 @@ class Scheduled(FDRL):
         self._ratio = self._eta(work.round * self._tau + s + 1) / self.rate(work.round)
         return super().objective(forward, loss, parameters, batch, work, s) * self._ratio
 
-    def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:
+    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
         squares = sum(g.flatten(1).square().sum(1) for g in gradient.values()) / self._ratio**2
         self.largest = max(self.largest, float(squares.max()))
-        return super().direction(gradient, parameters, start, aside)
+        return super().direction(gradient, parameters, work)
 
 
 class Instance:
@@ -373,7 +364,7 @@ class Instance:
 def course(instance: Instance, steps: int, rounds: int, cohort: int, seed: int) -> tuple[Array, Array]:
     """G − G⁺ after every round, and the bounds (8) or (14) at those steps.
 
-    A client's own variables count p_t in ‖·‖², as S2 has them (equation 3); gradients are exact, so that σ_t = 0.
+    A client's own variables count p_t in ‖·‖², as in the paper (equation 3); gradients are exact, so that σ_t = 0.
     """
     values = np.linalg.eigvalsh(instance.forms)
     mu, smooth = float(values.min()), float(values.max())
@@ -386,7 +377,7 @@ def course(instance: Instance, steps: int, rounds: int, cohort: int, seed: int) 
     (shared, private), least, errors = instance.best(), instance.value(*instance.best()), []
     distance = 0.0
     for row in experiment.stream():
-        memory = experiment.store.get("kept/private.weight", torch.arange(m))
+        memory = experiment.population.parts["slices"].get("kept/private.weight", torch.arange(m))
         own = np.repeat(first, m, 0) if memory is None else np.where(memory[1][:, None], memory[0][:, 0].numpy(), first)
         now = experiment.model["shared.weight"].numpy()[0]
         errors.append(instance.value(now, own) - least)
@@ -432,7 +423,7 @@ def test_theorem_1(steps: int) -> None:
 def test_theorem_2(steps: int) -> None:
     """T64, equation 14: three of four clients in a round, the mean over seeds.
 
-    S2 lets the private parts of absent clients go on; here they rest, which the bound has room for.
+    The paper lets the private parts of absent clients go on; here they rest, which the bound has room for.
     """
     instance = Instance(4)
     courses = [course(instance, steps, rounds=60, cohort=3, seed=seed) for seed in range(3)]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from command import fedslice
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation
 from fedslice.measure.features import features, tsne
 from fedslice.task import Loss, Task

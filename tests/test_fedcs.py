@@ -1,4 +1,4 @@
-"""FedCS: orders and budgets by hand, the greedy search against a plain one, and runs (S3, section 6.2)."""
+"""FedCS: orders and budgets by hand, the greedy search against a plain one, and runs (FedDD, section 6.2)."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,44 +10,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedslice.devices import Devices
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
 from fedslice.local import SGD
 from fedslice.recipe import Recipe
 from fedslice.select.budget import affordable
 from fedslice.select.fedcs import FedCS, greedy
 from fedslice.slices import FeatureRows
+from fedslice.training.devices import Devices
+from fedslice.training.enrolled import Enrolled
+from fedslice.training.experiment import Experiment
 from toys import SIZES, assert_same, mlp, recommender
 
 
 def population(
     seconds: Any, held: Any = None, samples: Any = None, scale: float = 1.0, **terms: Any
 ) -> SimpleNamespace:
-    """A world in which rounds take these seconds, a quarter of them for training unless ``terms`` divide them."""
+    """A server's run whose rounds take these seconds, a quarter of them for training unless ``terms`` divide them."""
+    run = SimpleNamespace(enrolled=Enrolled(), spec=SimpleNamespace(seed=0))
+    enrol(run, range(len(seconds)), seconds, held, samples, scale, **terms)
+    return run
+
+
+def enrol(
+    run: Any, clients: Any, seconds: Any, held: Any = None, samples: Any = None, scale: float = 1.0, **terms: Any
+) -> None:
     time = np.asarray(seconds, dtype=np.float64)
     held = torch.full((len(time),), 1000) if held is None else torch.as_tensor(held)
     sizes = torch.full((len(time),), 10) if samples is None else torch.as_tensor(samples)
     part = {"download": time / 4, "training": time / 4, "upload": time / 2} | terms
-    bits = 8 * held.numpy()
-    devices = Devices(
-        speed=np.full(len(time), 1e9 / scale),
-        cycles=1e9 * np.asarray(part["training"]) / sizes.numpy(),
-        uplink=bits / np.asarray(part["upload"]) / scale,
-        downlink=bits / np.asarray(part["download"]) / scale,
+    pace = scale * np.stack(
+        [np.asarray(part[name], dtype=np.float64) for name in ("download", "training", "upload")], 1
     )
-    federation = SimpleNamespace(train=SimpleNamespace(sizes=sizes))
-    return SimpleNamespace(
-        devices=devices,
-        round_bytes=lambda: held,
-        round_samples=lambda: sizes,
-        task=SimpleNamespace(federation=federation),
-    )
+    facts = {"held": held[:, None], "samples": sizes[:, None], "pace": torch.from_numpy(pace)}
+    run.enrolled.add(torch.as_tensor(list(clients)), facts)
 
 
-def chosen(part: FedCS, world: Any, t: int = 0) -> list[int]:
-    part.setup(world)
-    cohort = part.choose(t, len(world.devices), 0)
+def chosen(part: FedCS, run: Any, t: int = 0) -> list[int]:
+    cohort = part.choose(part.server_state(run), t)
     assert not cohort.draws.any()
     assert len(cohort.draws) == len(cohort.clients)
     assert cohort.clients.dtype == torch.int64
@@ -178,13 +177,31 @@ def test_a_deadline_chooses_from_the_devices() -> None:
     assert chosen(FedCS(deadline=100), world, t=3) == [0, 1, 2]
 
 
+# --- a population that changes --------------------------------------------------------------------------------------
+
+
+def test_who_enrols_or_leaves_changes_the_choice() -> None:
+    run = population([5, 1, 4, 2, 3])
+    part = FedCS()
+    state = part.server_state(run)
+    first = part.choose(state, 0)
+    assert first.clients.tolist() == [1, 3, 4]
+    assert part.choose(state, 1) is first, "it is made once"
+    enrol(run, [7], [0.5])
+    assert part.choose(state, 2).clients.tolist() == [1, 3, 7], "three of six are 50%, four would be 67%"
+    run.enrolled.remove(torch.tensor([1]))
+    assert part.choose(state, 3).clients.tolist() == [3, 4, 7]
+    enrol(run, [3], [9])
+    assert part.choose(state, 4).clients.tolist() == [2, 4, 7], "client 3 has become slow"
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
 def test_a_deadline_that_nobody_meets_is_told_with_the_shortest_round() -> None:
     world = population([6, 4, 6], download=DOWN, training=TRAIN, upload=UP)
     with pytest.raises(UserError, match=r"select=fedcs: .* deadline=3\.5 .* client 1, takes 4; give a longer deadline"):
-        FedCS(deadline=3.5).setup(world)
+        chosen(FedCS(deadline=3.5), world)
 
 
 def test_without_devices_the_sentence_says_what_to_add() -> None:
@@ -214,7 +231,7 @@ def test_a_run_waits_for_the_chosen_and_resumes(limit: dict[str, float]) -> None
     recipe = Recipe(select=FedCS(**limit), local=SGD(epochs=2, batch_size=3))
     whole = Experiment(task, recipe, rounds=3, devices=devices)
     row = whole.run()[-1]
-    who = whole.recipe.select.choose(2, len(SIZES), 0).clients
+    who = whole.recipe.select.choose(whole.server.states["select"], 2).clients
     assert 1 <= len(who) < len(SIZES)
     size = sum(shape.numel() for shape in task.shapes.values()) * task.itemsize
     slowest = devices.seconds(who, 2 * task.federation.train.sizes[who], size, size).max()
@@ -233,8 +250,9 @@ def test_the_budget_counts_what_clients_hold() -> None:
     task, devices = recommender(), Devices.drawn(len(SIZES), 1)
     run = Experiment(task, Recipe(select=FedCS(budget=0.6), slices=FeatureRows()), rounds=1, devices=devices)
     run.run()
-    held = run.world.round_bytes()
+    held = run.population.run.held(torch.arange(len(SIZES)))
     assert len(held.unique()) > 1
-    who = run.recipe.select.choose(0, len(SIZES), 0).clients
+    assert torch.equal(run.server.enrolled.all_facts("held")[:, 0], held)
+    who = run.recipe.select.choose(run.server.states["select"], 0).clients
     assert held[who].sum() <= 0.6 * held.sum()
-    assert run.ledger.down_bytes == held[who].sum()
+    assert run.ledger.down["values"] == task.itemsize * held[who].sum()

@@ -1,4 +1,4 @@
-"""FedDD with allocated rates, channels chosen by what they have to tell, and clients of different widths (S3)."""
+"""FedDD with allocated rates, channels chosen by what they have to tell, and clients of different widths."""
 
 import math
 from collections.abc import Iterator
@@ -14,21 +14,35 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from command import without_seconds
-from fedslice.allocate import allocate, regularizers, scale_delta
 from fedslice.combine import Coverage
 from fedslice.config import request, resolve
-from fedslice.devices import Devices
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
-from fedslice.parts import RoundEnd
+from fedslice.core.errors import UserError
+from fedslice.core.part import Round
+from fedslice.core.slice import Slice, Values
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.runs.execute import execute
 from fedslice.select import Everyone
-from fedslice.slice import Slice, Values
 from fedslice.slices import ChannelDropout, Width
+from fedslice.slices.allocation import allocate, regularizers, scale_delta
+from fedslice.slices.channel_dropout import DropoutState
 from fedslice.task import Task
-from toys import MLP, SIZES, assert_close, assert_same, classifier, double, mlp, plain_training, recommender, run, world
+from fedslice.training.devices import Devices
+from fedslice.training.experiment import Experiment
+from fedslice.training.schema import WELCOME
+from toys import (
+    MLP,
+    SIZES,
+    assert_close,
+    assert_same,
+    chosen,
+    classifier,
+    double,
+    mlp,
+    plain_training,
+    recommender,
+    run,
+)
 
 TRAINING = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 CLIENTS = len(SIZES)
@@ -50,25 +64,29 @@ def hardware(seed: int = 0) -> Devices:
     return Devices.drawn(CLIENTS, seed)
 
 
-def dropout(experiment: Experiment) -> ChannelDropout:
-    part = experiment.recipe.slices
+def dropout(experiment: Experiment) -> tuple[ChannelDropout, DropoutState]:
+    """The part, and its state on the server."""
+    part, state = experiment.recipe.slices, experiment.server.states["slices"]
     assert isinstance(part, ChannelDropout)
-    return part
+    assert isinstance(state, DropoutState)
+    return part, state
 
 
 def rates(experiment: Experiment) -> Tensor:
-    return dropout(experiment).state_dict()["rates"].clone()
+    _, state = dropout(experiment)
+    state.grow()
+    return state.rates.clone()
 
 
 # --- masks --------------------------------------------------------------------------------------------------------
 
 
-def ready(task: Task, dropped: list[float], **options: Any) -> ChannelDropout:
-    """The part, which knows the task, with a rate for every client."""
-    part = ChannelDropout(**options)
-    part.setup(world(task))
-    part.load_state_dict({"rates": torch.tensor(dropped, dtype=torch.float64), "losses": torch.zeros(CLIENTS)})
-    return part
+def ready(task: Task, dropped: list[float], **options: Any) -> Experiment:
+    """An experiment whose server has a rate for every client."""
+    experiment = Experiment(task, feddd(**options), rounds=1)
+    state = {"rates": torch.tensor(dropped, dtype=torch.float64), "losses": torch.zeros(CLIENTS).double()}
+    dropout(experiment)[1].load_state_dict(state)
+    return experiment
 
 
 def trained(task: Task, seed: int) -> tuple[Values, Values]:
@@ -82,12 +100,18 @@ def trained(task: Task, seed: int) -> tuple[Values, Values]:
     return start, end
 
 
-def chosen(part: ChannelDropout, clients: Tensor, start: Values, end: Values, t: int = 1) -> dict[str, list[list[int]]]:
+def channels(
+    experiment: Experiment, clients: Tensor, start: Values, end: Values, t: int = 1
+) -> dict[str, list[list[int]]]:
     """Per layer and client, the channels that go up."""
-    hold = part.hold(t, clients)
+    (part, state), memory = dropout(experiment), experiment.population.parts["slices"]
+    hold = part.hold(memory, t, clients)
     everything = Slice.whole(len(clients), hold.shapes)
     before, after = ({n: hold.clear(n, v) for n, v in hold.pick(values, everything).items()} for values in (start, end))
-    up = part.up(t, clients, hold, before, after)
+    up, ids = part.up(memory, t, clients, hold, before, after, part.tell(state, t, clients, hold))
+    read = part.sent(state, t, clients, hold, ids)
+    for name in hold.shapes:
+        assert torch.equal(up.inside(everything, name), read.inside(everything, name)), "what the server reads of them"
     found = {name: up.inside(everything, f"{name}.bias") for name in ("first", "second")}
     for name, mask in found.items():
         shape = hold.shapes[f"{name}.bias"]
@@ -128,7 +152,7 @@ def test_the_best_channels_go_up(by: Any, dropped: list[float], widths: str, see
     part = ready(task, dropped, by=by, widths=widths)
     start, end = trained(task, seed)
     hidden = [math.ceil(6 * float(widths.split(",")[c % len(widths.split(","))])) for c in range(CLIENTS)]
-    found = chosen(part, ALL, start, end)
+    found = channels(part, ALL, start, end)
     for c, outputs in enumerate(hidden):
         for layer, (rows, inputs) in {"first": (outputs, 4), "second": (3, outputs)}.items():
             before, after = (
@@ -147,13 +171,13 @@ def test_who_drops_more_sends_a_part_of_what_it_would_send(by: Any, one: float, 
     task = mlp()
     start, end = trained(task, seed)
     low, high = sorted((one, other))
-    more, less = (chosen(ready(task, [rate] * CLIENTS, by=by), ALL, start, end) for rate in (low, high))
+    more, less = (channels(ready(task, [rate] * CLIENTS, by=by), ALL, start, end) for rate in (low, high))
     part = ready(task, [high] * CLIENTS, by=by)
     for layer, extent in (("first", 6), ("second", 3)):
         for c in range(CLIENTS):
             assert set(less[layer][c]) <= set(more[layer][c])
             assert len(less[layer][c]) == max(round(extent * (1 - high)), 1)
-            alone = chosen(part, torch.tensor([c]), *({n: v[[c]] for n, v in each.items()} for each in (start, end)))
+            alone = channels(part, torch.tensor([c]), *({n: v[[c]] for n, v in each.items()} for each in (start, end)))
             assert alone[layer] == [less[layer][c]]
 
 
@@ -162,7 +186,7 @@ def test_equal_channels_go_up_from_the_first(by: Any) -> None:
     task = mlp()
     same = {n: torch.ones(CLIENTS, *shape).double() for n, shape in task.shapes.items()}
     part = ready(task, [0.5] * CLIENTS, by=by)
-    assert chosen(part, ALL, same, same) == {"first": [[0, 1, 2]] * CLIENTS, "second": [[0, 1]] * CLIENTS}
+    assert channels(part, ALL, same, same) == {"first": [[0, 1, 2]] * CLIENTS, "second": [[0, 1]] * CLIENTS}
 
 
 def test_with_the_same_coverage_for_all_equation_21_is_equation_20() -> None:
@@ -173,13 +197,13 @@ def test_with_the_same_coverage_for_all_equation_21_is_equation_20() -> None:
     end = {n: v.clone() for n, v in start.items()}
     end["first.bias"] += change
     half = [0.5] * CLIENTS
-    assert chosen(ready(task, half), ALL, start, end)["first"] == [[0, 1, 2]] * CLIENTS
-    assert chosen(ready(task, half, widths="1,0.5"), ALL, start, end)["first"] == [[0, 3, 4], [0, 1]] * 3
+    assert channels(ready(task, half), ALL, start, end)["first"] == [[0, 1, 2]] * CLIENTS
+    assert channels(ready(task, half, widths="1,0.5"), ALL, start, end)["first"] == [[0, 3, 4], [0, 1]] * 3
 
 
 def test_the_output_layer_can_be_kept() -> None:
     task = mlp()
-    found = chosen(ready(task, [0.9] * CLIENTS, keep_last=True), ALL, *trained(task, 0))
+    found = channels(ready(task, [0.9] * CLIENTS, keep_last=True), ALL, *trained(task, 0))
     assert [len(one) for one in found["first"]] == [1] * CLIENTS
     assert found["second"] == [[0, 1, 2]] * CLIENTS
 
@@ -200,10 +224,10 @@ class Mixed(nn.Module):
 )
 def test_what_has_no_channels_always_goes_up(task: Any, values: int) -> None:
     experiment = Experiment(task(), feddd(rate=0.9), rounds=2)
-    part = dropout(experiment)
-    hold = part.hold(0, ALL)
+    part, memory = experiment.recipe.slices, experiment.population.parts["slices"]
+    hold = part.hold(memory, 0, ALL)
     start = hold.gather(experiment.model)
-    assert part.up(0, ALL, hold, start, start).numbers().tolist() == [values] * CLIENTS
+    assert part.up(memory, 0, ALL, hold, start, start, {})[0].numbers().tolist() == [values] * CLIENTS
     experiment.run()
     assert all(bool(torch.isfinite(v).all()) for v in experiment.model.values())
 
@@ -214,17 +238,20 @@ def test_what_has_no_channels_always_goes_up(task: Any, values: int) -> None:
 @pytest.mark.parametrize("full_every", [1, 2, 5])
 @pytest.mark.parametrize("widths", ["1", "1,0.5"])
 def test_with_the_whole_budget_nothing_is_dropped(full_every: int, widths: str) -> None:
-    """T30 with allocated rates, to the bit: FedAvg, or with clients of different widths the mean over holders."""
+    """T30 with allocated rates, to the bit: FedAvg, or with clients of different widths the mean over holders.
+
+    What the allocation needs travels besides: a loss up, a rate down, and where widths differ who holds what.
+    """
     task = mlp()
     plain = Recipe(select=Everyone(), slices=Width(widths=widths), combine=Coverage()).with_options(TRAINING)
     recipe = feddd(budget=1.0, full_every=full_every, widths=widths)
     one, two = (run(task, each, rounds=4, devices=hardware()) for each in (recipe, plain))
     assert_same(one.model, two.model)
-    assert (one.ledger.up_bytes, one.ledger.down_bytes, one.ledger.clock) == (
-        two.ledger.up_bytes,
-        two.ledger.down_bytes,
-        two.ledger.clock,
-    )
+    held = np.array([51] * CLIENTS if widths == "1" else [51, 27] * (CLIENTS // 2)) * 4
+    rate, cover, loss = 8, 0 if widths == "1" else 4 * (6 + 3), 4
+    for done, down, up in ((one, held + rate + cover, held + loss), (two, held, held)):
+        assert (done.ledger.up_bytes, done.ledger.down_bytes) == (4 * up.sum(), 4 * down.sum())
+        assert done.ledger.clock == sum([hardware().seconds(ALL, 12, up, down).max()] * 4)
     if widths == "1":
         assert_same(one.model, run(task, get("fedavg", select="everyone", **TRAINING), rounds=4).model)
 
@@ -233,8 +260,13 @@ def masks(experiment: Experiment) -> dict[str, Tensor]:
     """Per parameter, what each client sent when it last took part, broadcast: [clients, …]; false if it never did."""
     out = {}
     for name, shape in experiment.task.shapes.items():
-        memory = experiment.store.get(f"mask/{name.rpartition('.')[0]}", ALL)
+        layer = f"mask/{name.rpartition('.')[0]}"
+        memory = experiment.population.parts["slices"].get(layer, ALL)
+        server = dropout(experiment)[1].masks.get(layer, ALL)
         assert memory is not None
+        assert server is not None
+        assert torch.equal(memory[1], server[1])
+        assert torch.equal(memory[0][memory[1]], server[0][server[1]])
         out[name] = (memory[0] & memory[1][:, None]).view(CLIENTS, -1, *[1] * (len(shape) - 1))
     return out
 
@@ -261,11 +293,12 @@ def test_every_round_is_what_the_equations_say(hidden: tuple[int, ...], options:
     local: dict[int, Values] = {}
     last: dict[str, Tensor] = {}
     down, lonely = 0, 0
+    covered = 6 + 3 if len(hidden) > 1 and "by" not in options else 0  # of each channel, who holds it
     for row in experiment.stream():
         if row["round"] == 0:
             continue
         t = row["round"] - 1
-        cohort = recipe.select.choose(t, CLIENTS, 0).clients.tolist()
+        cohort = chosen(recipe, t).clients.tolist()
         total, cover = ({n: torch.zeros_like(v) for n, v in model.items()} for _ in range(2))
         ends = {}
         for c in cohort:
@@ -278,6 +311,7 @@ def test_every_round_is_what_the_equations_say(hidden: tuple[int, ...], options:
                 down += sum(int(each.sum()) for each in mine.values())
             else:  # equation 6
                 down += sum(each.numel() for each in start.values())
+            down += 1 + covered  # a rate
             ends[c] = plain_training(alone, recipe, start, t, c)
         local |= ends
         last = masks(experiment)
@@ -319,7 +353,8 @@ def test_bytes_do_not_depend_on_the_chunk(widths: str, budget: float) -> None:
 def test_bytes_are_those_of_the_channels_and_their_names() -> None:
     """4·‖M‖₀ and, per layer that is not sent whole, the smaller of a bitmap and packed numbers; down no names at all.
 
-    A bitmap over all layers together would take 2 bytes here, as these do; the loss is not counted.
+    A bitmap over all layers together would take 2 bytes here, as these do. Besides, every client sends a loss of 4
+    bytes, and is sent a rate of 8.
     """
     task = mlp()
     experiment = Experiment(task, feddd(budget=0.5, full_every=3), rounds=7, eval_every=1, chunk=1, devices=hardware())
@@ -328,10 +363,10 @@ def test_bytes_are_those_of_the_channels_and_their_names() -> None:
     for row in experiment.stream():
         if row["round"] == 0:
             continue
-        down += 4 * (sum(sent) if (row["round"] - 1) % 3 else 51 * CLIENTS)
+        down += 4 * (sum(sent) if (row["round"] - 1) % 3 else 51 * CLIENTS) + 8 * CLIENTS
         first, second = (masks(experiment)[f"{layer}.bias"].sum(1).tolist() for layer in ("first", "second"))
         sent = [5 * a + 7 * b for a, b in zip(first, second, strict=True)]
-        up += 4 * sum(sent) + sum(n < 6 for n in first) + sum(n < 3 for n in second)
+        up += 4 * sum(sent) + sum(n < 6 for n in first) + sum(n < 3 for n in second) + 4 * CLIENTS
         assert (row["up_bytes"], row["down_bytes"]) == (up, down)
     assert min(sent) < max(sent)
 
@@ -379,7 +414,10 @@ def test_rates_come_from_devices_losses_and_labels(hidden: tuple[int, ...], said
     assert not rates(experiment).any()
     experiment.run()
     held = [8 * hidden[c % len(hidden)] + 3 for c in range(CLIENTS)]
-    assert experiment.ledger.up_bytes == 8 * sum(held), "in the first round everything goes up"
+    assert experiment.ledger.up_bytes == 8 * (sum(held) + CLIENTS), "in the first round everything goes up"
+    facts = {"samples": 4, "pace": 3 * 8, "labels": 3 * 4} | ({"width": 1} if len(hidden) > 1 else {})
+    enrol = {name: size for name, size in experiment.ledger.enrol.items() if name not in WELCOME}
+    assert enrol == {name: CLIENTS * size for name, size in facts.items()}
     losses: list[float] = []
     for c in range(CLIENTS):
         alone, each = own[c % len(own)], []
@@ -394,7 +432,9 @@ def test_rates_come_from_devices_losses_and_labels(hidden: tuple[int, ...], said
 
 def told(experiment: Experiment, losses: list[float], clients: Tensor = ALL) -> np.ndarray:
     """The rates after a round with these losses."""
-    dropout(experiment).observe(RoundEnd(0, clients, torch.tensor(losses), {}, {}))
+    part, state = dropout(experiment)
+    loss = torch.tensor(losses)[:, None]
+    part.observe(state, Round(0, clients, clients, {"loss": loss}, {}, {}, experiment.model))
     return rates(experiment).numpy()
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import PAD, Federation, Ragged, Samples, ranges
 from fedslice.tables import IndexSets
 from toys import samples_of

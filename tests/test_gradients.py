@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedslice.core.slice import Values
 from fedslice.federation import Federation
 from fedslice.measure import full_gradient, gradient_norms
 from fedslice.measure.gradients import blocks
-from fedslice.slice import Values
 from fedslice.task import Task, evaluating
 from toys import assert_close, assert_same, classifier, double, mlp, recommender, samples_of, squared
 

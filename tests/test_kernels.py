@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 import fedslice.nn
-from fedslice.engines.scope import threads
 from fedslice.nn import LSTM, recurrence
+from fedslice.training.engines.scope import threads
 from test_lstm import gradients, plain
 
 pytest.importorskip("numba", reason="the compiled loops need numba")

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from fedslice.codecs import StreamingSubspace
 from fedslice.combine import HeatCorrected, Mean
-from fedslice.experiment import Experiment
+from fedslice.core.slice import Values
+from fedslice.core.update import RowDelta
 from fedslice.federation import Federation
 from fedslice.local import FedDC, FedDyn
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
 from fedslice.server.drift import Drift
-from fedslice.slice import Values
 from fedslice.slices import FeatureRows
 from fedslice.task import Task
-from toys import assert_close, double, index_set, recommender, run, squared
+from fedslice.training.experiment import Experiment
+from toys import assert_close, chosen, double, index_set, recommender, run, squared
 
 X, Y = (1.0, 2.0, 0.5), (3.0, -1.0, 2.0)  # client k's one sample: F_k(θ) = (θ·x − y)²
 ALPHA, RATE = 0.5, 0.1
@@ -63,8 +64,9 @@ def recipe(local: FedDyn, **parts: Any) -> Recipe:
 def memory(done: Experiment, kind: str, client: int) -> Values:
     """What a client remembers, as a whole model."""
     out, who = {}, torch.tensor([client])
+    place = done.population.parts["local"]
     for name, shape in done.task.shapes.items():
-        rows, dense = done.store.get_rows(f"{kind}/{name}", who), done.store.get(f"{kind}/{name}", who)
+        rows, dense = place.get_rows(f"{kind}/{name}", who), place.get(f"{kind}/{name}", who)
         out[name] = torch.zeros(shape)
         if rows is not None:
             out[name].index_add_(0, rows[0].ids[0], rows[1][0])
@@ -73,22 +75,27 @@ def memory(done: Experiment, kind: str, client: int) -> Values:
     return out
 
 
+def mean_drift(done: Experiment) -> Values:
+    """The clients' mean drift, as the server has it."""
+    averages = done.server.states["server"].averages
+    return {name.removeprefix("drift."): value for name, value in averages.items()}
+
+
 @pytest.mark.parametrize("cohort", [2, 3])
 def test_feddyn_by_hand(cohort: int) -> None:
     """h_k ← h_k − α(θ_k − w), h ← h − (α/N)·Σ(θ_k − w), w = mean θ_k − h/α, on one parameter with one exact step."""
-    select = Uniform(cohort=cohort)
+    method = recipe(FedDyn(alpha=ALPHA, lr=RATE, iterations=1, batch_size=None), select=Uniform(cohort=cohort))
     w, h, own = 0.25, 0.0, [0.0] * 3
     for t in range(4):
-        chosen = select.choose(t, 3, 0).clients.tolist()
-        ends = {k: w - RATE * (gradient(k, w) - own[k]) for k in chosen}
+        invited = chosen(method, t, 3).clients.tolist()
+        ends = {k: w - RATE * (gradient(k, w) - own[k]) for k in invited}
         for k, end in ends.items():
             own[k] -= ALPHA * (end - w)
         h -= ALPHA / 3 * sum(end - w for end in ends.values())
         w = sum(ends.values()) / cohort - h / ALPHA
-    local = FedDyn(alpha=ALPHA, lr=RATE, iterations=1, batch_size=None)
-    done = run(line(), recipe(local, select=select), rounds=4)
+    done = run(line(), method, rounds=4)
     assert float(done.model["slope.weight"]) == pytest.approx(w, rel=1e-12)
-    assert -ALPHA * float(done.recipe.server.state_dict()["drift.slope.weight"]) == pytest.approx(h, rel=1e-12)
+    assert -ALPHA * float(mean_drift(done)["slope.weight"]) == pytest.approx(h, rel=1e-12)
     for k in range(3):
         assert -ALPHA * float(memory(done, "drift", k)["slope.weight"]) == pytest.approx(own[k], rel=1e-12)
 
@@ -124,7 +131,8 @@ def test_feddc_by_hand() -> None:
         w = sum(ends) / 3 + sum(drift) / 3
     done = run(line(), recipe(FedDC(alpha=ALPHA, lr=RATE, iterations=2, batch_size=None)), rounds=2)
     assert float(done.model["slope.weight"]) == pytest.approx(w, rel=1e-12)
-    assert float(done.recipe.local.state_dict()["variate.slope.weight"]) == pytest.approx(g, rel=1e-12)
+    state = done.server.states["local"]
+    assert float(state.sum["slope.weight"]) / state.weight == pytest.approx(g, rel=1e-12)
     for k in range(3):
         assert float(memory(done, "drift", k)["slope.weight"]) == pytest.approx(drift[k], rel=1e-12)
         assert float(memory(done, "variate", k)["slope.weight"]) == pytest.approx(own[k], rel=1e-12)
@@ -142,7 +150,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
     if isinstance(recipe.combine, HeatCorrected):
         factor = {n: clients / sum(m[n] for m in masks).clamp(min=1) for n in model}  # type: ignore[union-attr]
     for t in range(rounds):
-        cohort = recipe.select.choose(t, clients, 0).clients.tolist()
+        cohort = chosen(recipe, t, clients).clients.tolist()
         step, change = ({n: torch.zeros_like(v) for n, v in model.items()} for _ in range(2))
         for client in cohort:
             mine, x, who = masks[client], {n: v.clone() for n, v in model.items()}, torch.tensor([client])
@@ -202,8 +210,7 @@ def test_tables_give_the_trajectory_of_whole_models(variant: str, kind: type[Fed
     model, mean, drift = published(task, method, 4)
     done = run(task, method, rounds=4, chunk=3)
     assert_close(done.model, model, rtol=1e-9, atol=1e-11)
-    states = done.recipe.server.state_dict()
-    assert_close({n: states[f"drift.{n}"] for n in model}, mean, rtol=1e-9, atol=1e-11)
+    assert_close(mean_drift(done), mean, rtol=1e-9, atol=1e-11)
     for client in range(len(task.federation)):
         assert_close(memory(done, "drift", client), drift[client], rtol=1e-9, atol=1e-11)
 
@@ -213,10 +220,10 @@ def test_the_servers_drift_is_the_mean_of_the_clients(kind: type[FedDyn]) -> Non
     """N·h = Σ h_k in every round, whoever takes part."""
     task = recommender()
     done = run(task, recipe(kind(lr=0.05, iterations=2), select=Uniform(cohort=2)), rounds=5)
-    states, clients = done.recipe.server.state_dict(), len(task.federation)
+    clients = len(task.federation)
     for name in task.shapes:
         total = sum((memory(done, "drift", client)[name] for client in range(clients)), torch.zeros(()))
-        torch.testing.assert_close(total, clients * states[f"drift.{name}"], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(total, clients * mean_drift(done)[name], rtol=1e-10, atol=1e-12)
 
 
 def test_feddyn_remembers_the_rows_that_batches_named_and_no_more() -> None:
@@ -228,7 +235,7 @@ def test_feddyn_remembers_the_rows_that_batches_named_and_no_more() -> None:
             index = method.local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
             features, _ = samples.batch(index + samples.offsets[client])
             expected |= {*features["item"].flatten().tolist(), *features["history"].flatten().tolist()}
-        rows = done.store.get_rows("drift/item.weight", who)
+        rows = done.population.parts["local"].get_rows("drift/item.weight", who)
         assert rows is not None
         assert set(rows[0].ids[0].tolist()) == expected
 
@@ -246,11 +253,11 @@ def test_a_codec_that_needs_every_value_changes_nothing() -> None:
 def test_the_server_stands_at_the_mean_and_the_drift(rounds: list[tuple[float, float]]) -> None:
     """w = mean θ − h/α with h = −α·Σ share·Δ, for any updates and shares."""
     server, model, h, alpha = Drift(), {"w": torch.zeros(1)}, 0.0, 0.3
-    server.setup(None)  # type: ignore[arg-type]
+    state = server.server_state(None)  # type: ignore[arg-type]
     w = 0.0
     for update, share in rounds:
         h -= alpha * share * update
         w = (w + update) - h / alpha
-        change = server.step(model, {"w": (None, torch.tensor([update]))}, share)
+        change = server.step(state, model, {"w": RowDelta(None, torch.tensor([update]))}, share)
         assert float(model["w"]) == pytest.approx(w, abs=1e-9)
-        assert change["w"][0] is None
+        assert change["w"].rows is None

@@ -1,4 +1,4 @@
-"""What holds for every one of S4's local methods: engines, chunks, resuming, broken clients, bytes, refusals (T70)."""
+"""What holds for every local method that FLSS compares: engines, chunks, resuming, broken clients, bytes (T70)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.combine import Coverage, HeatCorrected, Mean
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
 from fedslice.local import SGD, FedDC, FedDyn, FedGen, FedNTD, FedRep, Moon
 from fedslice.recipe import Recipe
 from fedslice.runs import checkpoint
@@ -19,7 +18,8 @@ from fedslice.server import ServerSGD
 from fedslice.server.drift import Drift
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
-from toys import SIZES, assert_close, assert_same, classifier, double, mlp, pair, recommender, run
+from fedslice.training.experiment import Experiment
+from toys import SIZES, assert_close, assert_same, chosen, classifier, double, mlp, pair, recommender, run
 
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 TINY = {"width": 6, "generated": 4, "server_steps": 3}
@@ -32,7 +32,7 @@ def _float64() -> Iterator[None]:
 
 
 def recipe(local: SGD, **parts: Any) -> Recipe:
-    server = Drift() if local.accumulates else ServerSGD()
+    server = Drift() if "accumulates" in local.provides else ServerSGD()
     given: dict[str, Any] = {"select": Uniform(cohort=4), "combine": Mean(weights="uniform"), "server": server}
     return Recipe(local=local, **(given | parts))
 
@@ -61,8 +61,7 @@ def test_engines_and_chunks_agree(name: str, task_of: Callable[[], Task], parts:
     for engine, chunk in (("vectorized", 2), ("sequential", 4)):
         other = run(task, method, rounds=2, engine=engine, chunk=chunk)
         assert_close(other.model, one.model, rtol=1e-9, atol=1e-12)
-        states = other.recipe.state_dict(), one.recipe.state_dict()
-        assert_close(*states, rtol=1e-8, atol=1e-11)
+        assert_close(other.server.state_dict(), one.server.state_dict(), rtol=1e-8, atol=1e-11)
 
 
 @every_case
@@ -76,22 +75,22 @@ def test_resuming_goes_on_to_the_bit(
     second.load_state_dict(*checkpoint.load(tmp_path / "state"))
     second.run()
     assert_same(second.model, whole.model)
-    assert_same(second.store.state_dict(), whole.store.state_dict())
-    assert_same(second.recipe.state_dict(), whole.recipe.state_dict())
+    assert_same(second.population.memories.state_dict(), whole.population.memories.state_dict())
+    assert_same(second.server.state_dict(), whole.server.state_dict())
 
 
 @every_method
 def test_a_state_of_another_kind_is_refused(name: str) -> None:
     experiment = Experiment(mlp(), recipe(METHODS[name]()), rounds=1)
     with pytest.raises(ValueError, match="state"):
-        experiment.recipe.local.load_state_dict({"momentum.first.weight": torch.zeros(1)})
+        experiment.server.states["local"].load_state_dict({"momentum.first.weight": torch.zeros(1)})
 
 
 def memories(experiment: Experiment, client: int) -> dict[str, Tensor]:
     """All that a client remembers."""
-    out, who, store = {}, torch.tensor([client]), experiment.store
+    out, who, place = {}, torch.tensor([client]), experiment.population.parts["local"]
     for key in (f"{kind}/{name}" for name in experiment.task.shapes for kind in ("last", "drift", "variate")):
-        dense, rows = store.get(key, who), store.get_rows(key, who)
+        dense, rows = place.get(key, who), place.get_rows(key, who)
         if dense is not None:
             out[key] = dense[0]
         elif rows is not None:
@@ -116,7 +115,7 @@ def test_a_broken_client_leaves_its_memories_as_they_were(name: str, task_of: Ca
     assert_same(memories(experiment, last), before[last])
     assert any(not torch.equal(value, before[0][key]) for key, value in memories(experiment, 0).items())
     assert all(bool(torch.isfinite(value).all()) for value in experiment.model.values())
-    states = [*experiment.recipe.state_dict().values(), *memories(experiment, 0).values()]
+    states = [*experiment.server.state_dict().values(), *memories(experiment, 0).values()]
     assert all(bool(torch.isfinite(value).all()) for value in states)
 
 
@@ -140,16 +139,25 @@ def test_a_first_round_without_a_fine_client_leaves_no_memories(name: str) -> No
 
 @every_method
 def test_bytes(name: str) -> None:
-    """SPECS of the messages: FedDC doubles both ways, FedGen adds the generator and the label counts."""
-    task = mlp()
-    plain, done = run(task, recipe(SGD(**SMALL)), rounds=2), run(task, recipe(METHODS[name]()), rounds=2)
-    sent = 2 * 4  # messages
+    """FedDC doubles both ways. FedGen adds the generator and the shares of labels on the way down, and how many samples
+    of each label a client has when it enrols; MOON the initial model, once for each client that takes part.
+    """
+    task, method = mlp(), recipe(METHODS[name]())
+    plain, done = run(task, recipe(SGD(**SMALL)), rounds=2), run(task, method, rounds=2)
+    cohorts = [set(chosen(method, t).clients.tolist()) for t in range(2)]
+    sent, newcomers = 2 * 4, len(set.union(*cohorts))  # messages, and those that are a client's first
+    assert newcomers > 4
     generator = (6 + 3) * 6 + 6 + 2 * 6 + 6 * 6 + 6
-    extra = {"feddc": (51 * 8, 51 * 8), "fedgen": (4 * 3, 8 * generator + 4 * 3)}.get(name, (0, 0))
+    extra = {
+        "feddc": (sent * 51 * 8, sent * 51 * 8),
+        "fedgen": (0, sent * (8 * generator + 4 * 3)),
+        "moon": (0, newcomers * 51 * 8),
+    }
+    up, down = extra.get(name, (0, 0))
     assert plain.ledger.up_bytes == plain.ledger.down_bytes == sent * 51 * 8
-    assert (done.ledger.up_bytes, done.ledger.down_bytes) == tuple(
-        plain.ledger.up_bytes + sent * more for more in extra
-    )
+    assert (done.ledger.up_bytes, done.ledger.down_bytes) == (sent * 51 * 8 + up, sent * 51 * 8 + down)
+    told = {"labels": len(SIZES) * 4 * 3} if name == "fedgen" else {}
+    assert done.ledger.enrol == plain.ledger.enrol | told
 
 
 @pytest.mark.parametrize(
@@ -181,7 +189,8 @@ def test_with_its_term_it_is_not(name: str) -> None:
 def test_private_parameters_are_trained_as_they_are(name: str) -> None:
     """With shared blocks nothing private is remembered but the block itself."""
     done = run(pair(), recipe(METHODS[name](), slices=Shared(patterns="shared.*")), rounds=3)
-    kept = [key for key in done.store.state_dict() if not key.startswith("kept/") and not key.endswith("/places")]
+    stored = done.population.memories.store.state_dict()
+    kept = [key for key in stored if not key.startswith("slices.kept/") and not key.endswith("/places")]
     assert kept
     assert all("/shared." in key for key in kept)
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.combine import HeatCorrected, Mean
+from fedslice.core.slice import Values
 from fedslice.local import SGD, FedDyn, Moon, Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Uniform
-from fedslice.slice import Values
 from fedslice.slices import FeatureRows
 from fedslice.task import Task
-from toys import SIZES, assert_close, classifier, double, mlp, recommender, run
+from fedslice.training.row_plan import RowPlan
+from toys import SIZES, assert_close, chosen, classifier, double, mlp, recommender, run
 
 CLIENTS = len(SIZES)
 SMALL: dict[str, Any] = {"iterations": 4, "batch_size": 4, "lr": 0.05}
@@ -79,8 +80,8 @@ def recipe(local: SGD, **parts: Any) -> Recipe:
 
 
 def cohort(method: Recipe, t: int) -> list[int]:
-    chosen: list[int] = method.select.choose(t, CLIENTS, 0).clients.tolist()
-    return chosen
+    invited: list[int] = chosen(method, t, CLIENTS).clients.tolist()
+    return invited
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_biases_do_not_decay() -> None:
 def test_rows_that_no_batch_names_decay_too(parts: dict[str, Any]) -> None:
     """On a table: the same steps for all rows that a client holds, in both engines."""
     task, method = recommender(), recipe(SGD(**SMALL | HEAVY), **parts)
-    assert not method.rows_suffice
+    assert not RowPlan.of(method).active
     one = run(task, method, rounds=2)
     if not parts:
         model = task.initial(0)
@@ -159,14 +160,14 @@ def test_rows_suffice_as_long_as_nothing_else_moves_them() -> None:
         FedDyn: (True, True, False),
         Moon: (False, False, False),
     }.items():
-        found = tuple(local(**o).follows_gradient for o in ({}, {"momentum": 0.5}, {"weight_decay": 0.1}))
+        found = tuple("follows-gradient" in local(**o).provides for o in ({}, {"momentum": 0.5}, {"weight_decay": 0.1}))
         assert found == suffices, local
 
 
 def test_rows_of_batches_are_enough_for_momentum() -> None:
     """T09 with a velocity: training the rows that batches name is training the whole table."""
     task, method = recommender(), recipe(SGD(**SMALL, momentum=0.7))
-    assert method.rows_suffice
+    assert RowPlan.of(method).active
     model = task.initial(0)
     for t in range(2):
         model = mean([plain(task, method.local, model, t, c) for c in cohort(method, t)])

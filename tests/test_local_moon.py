@@ -15,7 +15,7 @@ from fedslice.local import SGD, FedNTD, Moon
 from fedslice.recipe import Recipe
 from fedslice.select import Uniform
 from fedslice.task import Task
-from toys import MLP, assert_close, double, mlp, run
+from toys import MLP, assert_close, chosen, double, mlp, run
 
 ROUNDS = 3
 Term = Callable[[nn.Module, nn.Module, nn.Module, dict[str, Tensor], Tensor], Tensor]
@@ -70,7 +70,7 @@ def plain(task: Task, recipe: Recipe, term: Term) -> dict[str, Tensor]:
     last = {client: copy.deepcopy(task.module) for client in range(len(task.federation))}
     for t in range(ROUNDS):
         ends = []
-        for client in recipe.select.choose(t, len(task.federation), 0).clients.tolist():
+        for client in chosen(recipe, t, len(task.federation)).clients.tolist():
             module, who = copy.deepcopy(received), torch.tensor([client])
             optimizer = torch.optim.SGD(module.parameters(), lr=local.lr)
             batches = local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
@@ -107,12 +107,12 @@ def test_a_client_remembers_where_it_ended() -> None:
     task = mlp(sizes=(5,))
     done = run(task, Recipe(local=Moon(iterations=2), select=Uniform(cohort=1)), rounds=2)
     for name, value in done.model.items():
-        memory = done.store.get(f"last/{name}", torch.tensor([0]))
+        memory = done.population.parts["local"].get(f"last/{name}", torch.tensor([0]))
         assert memory is not None
         torch.testing.assert_close(memory[0][0], value, rtol=1e-14, atol=1e-15)
 
 
-def test_defaults_are_those_of_s4() -> None:
+def test_defaults_are_those_that_flss_compares_with() -> None:
     assert (Moon().mu, Moon().tau) == (0.01, 1)
     assert (FedNTD().beta, FedNTD().tau) == (0.001, 1)
 

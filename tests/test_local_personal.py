@@ -9,17 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.combine import HeatCorrected
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.entries import View
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Slice, Values
 from fedslice.local import APFL, SGD, Ditto, FedBABU, FedRep
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.runs import checkpoint
 from fedslice.select import Everyone, Uniform
 from fedslice.server.drift import Drift
-from fedslice.slice import Slice, Values
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
+from fedslice.training.events import Listener, Trained
+from fedslice.training.experiment import Experiment
 from test_local_momentum import CLIENTS, HEAVY, SMALL, Moves, cohort, mean, plain, recipe
 from toys import SIZES, assert_close, assert_same, classifier, double, mlp, recommender, run
 
@@ -48,15 +50,24 @@ def split(task: Task, method: Recipe, private: tuple[str, ...], rounds: int, mov
     return model, own
 
 
-def kept(experiment: Experiment, client: int, kind: str = "kept") -> Values:
-    out = {}
+def kept(experiment: Experiment, client: int, place: str = "slices", kind: str = "kept") -> Values:
+    out, part = {}, experiment.population.parts[place]
     for name in experiment.task.shapes:
-        memory = experiment.store.get(f"{kind}/{name}", torch.tensor([client]))
+        memory = part.get(f"{kind}/{name}", torch.tensor([client]))
         if memory is not None and bool(memory[1][0]):
             out[name] = memory[0][0]
-        elif (rows := experiment.store.get_rows(f"{kind}/{name}", torch.tensor([client]))) is not None:
+        elif (rows := part.get_rows(f"{kind}/{name}", torch.tensor([client]))) is not None:
             out[name] = rows[1][0]
     return out
+
+
+def own_model(experiment: Experiment, client: int) -> Values:
+    return kept(experiment, client, "local", "own")
+
+
+def everyone_in(method: Recipe, rounds: int) -> list[int]:
+    """The clients that take part in some round."""
+    return sorted({client for t in range(rounds) for client in cohort(method, t)})
 
 
 def first_half(s: int, steps: int) -> list[str]:
@@ -93,17 +104,15 @@ def test_each_is_a_plain_loop_with_private_parts(name: str, options: dict[str, A
             assert_close(kept(done, client), memory, rtol=1e-9, atol=1e-12)
 
 
-def ends(experiment: Experiment) -> list[tuple[Values, Values]]:
+class Ends(Listener):
     """Where clients start and end their training, from now on."""
-    seen: list[tuple[Values, Values]] = []
-    keep = experiment.recipe.local.keep
 
-    def watch(work: Any, end: Values, fine: Tensor) -> None:
-        seen.append((work.start, end))
-        keep(work, end, fine)
+    def __init__(self, experiment: Experiment) -> None:
+        self.seen: list[tuple[Values, Values]] = []
+        experiment.events.add(self)
 
-    experiment.recipe.local.keep = watch  # type: ignore[method-assign]
-    return seen
+    def trained(self, event: Trained) -> None:
+        self.seen.append((event.work.start, event.end))
 
 
 @pytest.mark.parametrize("options", [SMALL, SMALL | HEAVY], ids=["plain", "heavy"])
@@ -113,10 +122,10 @@ def test_the_body_rests_while_the_head_is_trained(
 ) -> None:
     """To the bit; with a step more it moves."""
     experiment = Experiment(mlp(), get("fedrep", cohort=3, **options | {"iterations": steps}), rounds=2)
-    seen = ends(experiment)
+    ends = Ends(experiment)
     experiment.run()
-    assert len(seen) >= 2
-    for start, end in seen:
+    assert len(ends.seen) >= 2
+    for start, end in ends.seen:
         assert all(torch.equal(start[name], end[name]) for name in rests)
         assert not any(torch.equal(start[name], end[name]) for name in moves)
 
@@ -149,9 +158,11 @@ def test_a_model_that_is_all_head_stands_still() -> None:
 
 
 def test_local_training_sends_nothing() -> None:
+    """And receives the initial model, once."""
     task = mlp()
     done = run(task, get("local", cohort=4, **SMALL), rounds=3)
-    assert done.ledger.up_bytes == done.ledger.down_bytes == 0
+    assert done.ledger.up_bytes == 0
+    assert done.ledger.down_bytes == len(everyone_in(done.recipe, 3)) * 51 * 8
     assert_same(done.model, task.initial(0))
     assert len(kept(done, cohort(done.recipe, 0)[0])) == 4
 
@@ -177,7 +188,9 @@ def model_of(experiment: Experiment, client: int) -> Values:
     """What a client is tested with."""
     who = torch.tensor([client])
     layout = Slice.whole(1, experiment.task.shapes)
-    found = experiment.recipe.local.personal(who, layout, layout.gather(experiment.model))
+    came = {"first": View(experiment.task.initial(0), layout)}
+    start, memory = layout.gather(experiment.model), experiment.population.parts["local"]
+    found = experiment.recipe.local.personal(memory, who, layout, start, came)
     return {name: value[0] for name, value in found.items()}
 
 
@@ -201,10 +214,12 @@ every_twin = pytest.mark.parametrize("name", TWINS)
 @pytest.mark.parametrize("options", [{}, HEAVY | {"clip": 0.3}], ids=["plain", "heavy"])
 @every_twin
 def test_the_model_that_travels_is_fedavg_to_the_bit(name: str, options: dict[str, Any]) -> None:
+    """A client is sent the initial model besides, once."""
     task = mlp()
     one, other = (run(task, recipe(kind), rounds=3) for kind in (TWINS[name](**options), SGD(**SMALL | options)))
     assert_same(one.model, other.model)
-    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
+    first = len(everyone_in(one.recipe, 3)) * 51 * 8
+    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes + first)
 
 
 def test_ditto_without_a_pull_is_local_training() -> None:
@@ -283,7 +298,7 @@ def test_apfl_follows_its_algorithm(adaptive: bool) -> None:
 
 def test_a_share_stays_between_nothing_and_everything() -> None:
     done = run(mlp(), recipe(APFL(alpha=0.5, adaptive=True, **SMALL | {"lr": 5.0}), select=Everyone()), rounds=4)
-    memory = done.store.get("mixture", torch.arange(CLIENTS))
+    memory = done.population.parts["local"].get("mixture", torch.arange(CLIENTS))
     assert memory is not None
     assert float(memory[0].min()) == 0
     assert float(memory[0].max()) <= 1
@@ -304,7 +319,7 @@ def test_engines_and_chunks_agree(name: str, task_of: Callable[[], Task], parts:
     other = run(task, method, rounds=2, engine="sequential", chunk=3)
     assert_close(other.model, one.model, rtol=1e-9, atol=1e-12)
     for client in range(CLIENTS):
-        assert_close(kept(other, client, "own"), kept(one, client, "own"), rtol=1e-9, atol=1e-12)
+        assert_close(own_model(other, client), own_model(one, client), rtol=1e-9, atol=1e-12)
 
 
 @every_case
@@ -318,14 +333,14 @@ def test_resuming_goes_on_to_the_bit(
     second.load_state_dict(*checkpoint.load(tmp_path / "state"))
     second.run()
     assert_same(second.model, whole.model)
-    assert_same(second.store.state_dict(), whole.store.state_dict())
+    assert_same(*(done.population.memories.store.state_dict() for done in (second, whole)))
 
 
 def test_rows_that_a_client_does_not_hold_are_the_servers() -> None:
     task = recommender()
     done = run(task, recipe(TWINS["ditto"](), slices=FeatureRows(), combine=HeatCorrected()), rounds=2)
     client = cohort(done.recipe, 0)[0]
-    hold = done.recipe.slices.hold(0, torch.tensor([client]))
+    hold = done.recipe.slices.hold(done.population.parts["slices"], 0, torch.tensor([client]))
     axis, found = hold.axes["item.weight"][0], model_of(done, client)["item.weight"]
     assert axis is not None
     mine = torch.zeros(len(found), dtype=torch.bool)
@@ -338,14 +353,14 @@ def test_rows_that_a_client_does_not_hold_are_the_servers() -> None:
 def test_of_a_table_a_client_keeps_its_own_rows_and_no_others(name: str) -> None:
     task = recommender()
     done = run(task, recipe(TWINS[name](), slices=FeatureRows()), rounds=3)
-    seen = sorted({client for t in range(3) for client in cohort(done.recipe, t)})
+    seen, parts = torch.tensor(everyone_in(done.recipe, 3)), done.population.parts
     for table in ("item.weight", "tag.weight"):
-        memory = done.store.get_rows(f"own/{table}", torch.tensor(seen))
-        held = done.recipe.slices.hold(0, torch.tensor(seen)).axes[table][0]
+        memory = parts["local"].get_rows(f"own/{table}", seen)
+        held = done.recipe.slices.hold(parts["slices"], 0, seen).axes[table][0]
         assert memory is not None
         assert held is not None
         assert torch.equal(memory[0].ids * memory[0].mask, held.ids * held.mask)
-        assert done.store.get(f"own/{table}", torch.tensor(seen)) is None
+        assert parts["local"].get(f"own/{table}", seen) is None
 
 
 def test_a_broken_client_keeps_its_own_model() -> None:
@@ -353,13 +368,13 @@ def test_a_broken_client_keeps_its_own_model() -> None:
     experiment = Experiment(task, recipe(TWINS["adaptive"](), select=Everyone()), rounds=2, eval_every=1)
     rows = experiment.stream()
     next(rows), next(rows)
-    before = {n: v.clone() for n, v in kept(experiment, last, "own").items()}
+    before = {n: v.clone() for n, v in own_model(experiment, last).items()}
     column = task.federation.train.features["x"]
     assert isinstance(column, Tensor)
     column[-SIZES[-1] :] = torch.inf
     next(rows)
     assert experiment.rejected == 1
-    assert_same(kept(experiment, last, "own"), before)
+    assert_same(own_model(experiment, last), before)
 
 
 @pytest.mark.parametrize(

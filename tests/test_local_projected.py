@@ -1,7 +1,8 @@
-"""Projected gradients (S4, table 5): steps in the subspace, what they have in common with plain ones, refusals."""
+"""Projected gradients (FLSS, table 5): steps in the subspace, what they have in common with plain ones, refusals."""
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,13 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedslice.codecs import StreamingSubspace
-from fedslice.codecs.basis import Basis
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.codecs.basis import Basis, with_directions
+from fedslice.codecs.subspace import Subspace
+from fedslice.core.entries import OnSlice, View
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Slice, Values
+from fedslice.local import Projected
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
-from toys import assert_close, assert_same, double, mlp, plain_training, run, watched, world
+from fedslice.training.events import Listener, Trained
+from fedslice.training.experiment import Experiment
+from fedslice.training.work import Work
+from toys import assert_close, assert_same, double, mlp, plain_training, run
 
 COMMON: dict[str, Any] = {"select": "everyone", "iterations": 3, "batch_size": 4, "lr": 0.1}
 
@@ -30,16 +36,28 @@ def projected(**options: Any) -> Recipe:
     return get("flss", **COMMON | {"local": "projected", "rank": 3, "warmup": 2, "every": 4} | options)
 
 
-def codec_of(experiment: Experiment) -> StreamingSubspace:
-    codec = experiment.recipe.codec
-    assert isinstance(codec, StreamingSubspace)
-    return codec
+def state_of(experiment: Experiment) -> Subspace:
+    state = experiment.server.states["codec"]
+    assert isinstance(state, Subspace)
+    return state
 
 
 def columns_of(experiment: Experiment) -> Tensor:
-    basis = codec_of(experiment)._basis
+    basis = state_of(experiment).basis
     assert basis is not None
-    return basis.columns
+    return basis.columns.clone()
+
+
+class Updates(Listener):
+    """How the models of clients have changed in training [clients, size], from now on."""
+
+    def __init__(self, experiment: Experiment):
+        self.seen: list[Tensor] = []
+        experiment.events.add(self)
+
+    def trained(self, event: Trained) -> None:
+        start = event.work.start
+        self.seen.append(flat({name: event.end[name] - start[name] for name in start}))
 
 
 def flat(values: dict[str, Tensor]) -> Tensor:
@@ -53,23 +71,21 @@ def test_with_the_identity_for_a_basis_it_is_sgd() -> None:
     experiment = Experiment(task, projected(rank=size, warmup=1, every=0), rounds=5, eval_every=1)
     for row in experiment.stream():
         if row["round"] == 1:
-            codec_of(experiment)._basis = Basis(torch.eye(size), torch.ones(size))
+            state_of(experiment).basis = Basis(torch.eye(size), torch.ones(size))
     assert_close(experiment.model, plain.model, rtol=1e-10, atol=1e-12)
 
 
 def test_updates_lie_in_the_subspace_but_on_full_rounds() -> None:
     """And there they do not, or the basis could never turn."""
     experiment = Experiment(mlp(), projected(), rounds=9, eval_every=1)
-    seen, outside, before = watched(experiment), [], None
+    updates, outside, before = Updates(experiment), [], None
     for _ in experiment.stream():
-        if seen:
-            sent = torch.cat([flat(upload.values) for upload in seen])
-            seen.clear()
-            if before is not None:
-                lost = sent - sent @ before @ before.T
-                outside.append(float(lost.norm() / sent.norm()))
-        basis = codec_of(experiment)._basis
-        before = None if basis is None else basis.columns
+        if updates.seen and before is not None:
+            sent = torch.cat(updates.seen)
+            lost = sent - sent @ before @ before.T
+            outside.append(float(lost.norm() / sent.norm()))
+        updates.seen.clear()
+        before = None if state_of(experiment).basis is None else columns_of(experiment)
     full = [t >= 2 and (t - 2) % 4 == 0 for t in range(2, 9)]
     assert [share > 1e-3 for share in outside] == full
     assert all(share < 1e-12 for share, whole in zip(outside, full, strict=True) if not whole)
@@ -109,20 +125,46 @@ def test_a_round_is_that_of_a_plain_loop() -> None:
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 6), st.integers(0, 99))
 def test_projection_is_idempotent_linear_and_shortens(rank: int, seed: int) -> None:
-    """T45."""
     task, chance = mlp(), torch.Generator().manual_seed(seed)
     size = sum(shape.numel() for shape in task.shapes.values())
-    codec = StreamingSubspace(rank=rank)
-    codec.setup(world(task))
     one, other = ({n: torch.randn(2, *s, generator=chance) for n, s in task.shapes.items()} for _ in range(2))
-    assert codec.within(one) is one, "there is no basis yet"
-    codec._basis = Basis.of(torch.randn(size, rank, generator=chance), rank)
-    once = codec.within(one)
-    assert_close(codec.within(once), once, rtol=1e-9, atol=1e-12)
-    both = codec.within({n: one[n] - 3 * other[n] for n in one})
-    apart = codec.within(other)
+    assert within(one) is one, "there is no basis yet"
+    basis = Basis.of(torch.randn(size, rank, generator=chance), rank)
+    assert basis is not None
+    part = with_directions(Slice.whole(2, task.shapes), rank)
+    read = View(basis.rows(task.shapes), part)
+    came = OnSlice(part, read.at(part))
+    once = within(one, read)
+    assert_close(within(one, came), once, rtol=1e-12, atol=1e-14)
+    assert_close(within(once, read), once, rtol=1e-9, atol=1e-12)
+    both = within({n: one[n] - 3 * other[n] for n in one}, read)
+    apart = within(other, read)
     assert_close(both, {n: once[n] - 3 * apart[n] for n in once}, rtol=1e-9, atol=1e-12)
     assert bool((flat(once).norm(dim=1) <= flat(one).norm(dim=1)).all())
+    torch.testing.assert_close(flat(once), flat(one) @ basis.columns @ basis.columns.T)
+
+
+def within(gradient: Values, basis: View | OnSlice | None = None) -> Values:
+    """The direction of a step, with the basis that came down."""
+    work = SimpleNamespace(came={} if basis is None else {"basis": basis})
+    return Projected().direction(gradient, {}, cast(Work, work))
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_clipping_comes_before_projection(wire: bool) -> None:
+    """A clipped gradient is at most so long, and its projection no longer."""
+    options = {"clip": 1e-3, "iterations": 1, "every": 0}
+    experiment = Experiment(mlp(), projected(**options), rounds=4, eval_every=1, wire=wire)
+    updates, columns = Updates(experiment), None
+    for row in experiment.stream():
+        if row["round"] > 2:
+            steps = torch.cat(updates.seen) / 0.1
+            assert columns is not None
+            torch.testing.assert_close(steps @ columns @ columns.T, steps)
+            assert float(steps.norm(dim=1).max()) < 1e-3 * (1 - 1e-6)
+            assert float(steps.norm(dim=1).min()) > 0
+        updates.seen.clear()
+        columns = None if state_of(experiment).basis is None else columns_of(experiment)
 
 
 @pytest.mark.parametrize("stop", [3, 5])

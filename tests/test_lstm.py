@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedslice.engines.scope import threads
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation, Ragged
 from fedslice.models import SentimentLSTM
 from fedslice.nn import LSTM, recurrence
 from fedslice.recipes import RECIPES
 from fedslice.task import Task
+from fedslice.training.engines.scope import threads
+from fedslice.training.experiment import Experiment
 from toys import assert_close, double, run
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}

@@ -1,8 +1,8 @@
 """Messages: as many bytes as counted, nothing lost on the way, and nothing accepted that nobody could have sent."""
 
-import dataclasses
 import random
-from typing import Any
+import struct
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -10,35 +10,65 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exchange import Sent, heard
+from exchange import Waiting
 from fedslice.core.encodings import Bits, Floats, Ids
-from fedslice.core.message import Body, Field, Fields, Header, Message, OnSlice, unpack
-from fedslice.errors import Refused
-from fedslice.experiment import Experiment
+from fedslice.core.entries import Maybe, OnSlice
+from fedslice.core.errors import Refused
+from fedslice.core.message import (
+    HEADER_BYTES,
+    Body,
+    Field,
+    Fields,
+    Header,
+    Kind,
+    Message,
+    open_message,
+    unpack,
+)
+from fedslice.core.slice import Axis, Slice
 from fedslice.recipes import RECIPES, get
-from fedslice.slice import Axis, Slice
-from toys import assert_close, begun, classifier, double, fitting
+from fedslice.training.experiment import Experiment
+from toys import Cut, assert_close, begun, classifier, double, fitting, nested, values_on
 
 SHAPES = {"table": torch.Size([40, 3]), "bias": torch.Size([40]), "dense": torch.Size([2, 5])}
+IDS = {"rows": Field(Ids(), of=40), "inputs": Field(Ids(), of=5)}
+SCHEMA = b"fedslice"
 CODED = ("fedavg", "fedsubavg", "scaffold", "sign", "stc", "fetchsgd", "lbgm", "flss", "sign+flss", "heterofl", "feddd")
 
 
+def axis_of(held: Tensor) -> Axis:
+    """The positions of a boolean [clients, size]; clients that hold the first ones say so."""
+    counts = held.sum(1)
+    first = (held.long().cumsum(1).gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0] == counts) & (counts > 0)
+    return Axis(counts, Axis.from_flat(held.nonzero()[:, 1], counts).ids, first)
+
+
+def slice_of(clients: int, axes: Mapping[str, Axis]) -> Slice:
+    """Rows of two tables through one shared axis, inputs of a dense layer through another."""
+    rows, inputs = axes["rows"], axes["inputs"]
+    return Slice(clients, SHAPES, {"table": (rows, None), "bias": (rows,), "dense": (None, inputs)})
+
+
 @st.composite
-def chunks(draw: st.DrawFn) -> Slice:
-    """Rows of two tables through one shared axis, inputs of a dense layer through another, for a few clients."""
+def chunks(draw: st.DrawFn) -> tuple[Slice, dict[str, Axis]]:
+    """A slice for a few clients, and its axes."""
     clients = draw(st.integers(1, 4))
-    rows = torch.tensor([draw(st.lists(st.booleans(), min_size=40, max_size=40)) for _ in range(clients)])
-    inputs = torch.tensor([draw(st.lists(st.booleans(), min_size=5, max_size=5)) for _ in range(clients)])
-    table, dense = Axis.from_mask(rows), Axis.from_mask(inputs)
-    return Slice(clients, SHAPES, {"table": (table, None), "bias": (table,), "dense": (None, dense)})
+    axes = {}
+    for name, size in (("rows", 40), ("inputs", 5)):
+        lists = [draw(st.lists(st.booleans(), min_size=size, max_size=size)) for _ in range(clients)]
+        firsts = [draw(st.integers(0, 3 * size)) for _ in range(clients)]
+        held = [[i < f for i in range(size)] if f <= size else own for own, f in zip(lists, firsts, strict=True)]
+        axes[name] = axis_of(torch.tensor(held))
+    return slice_of(clients, axes), axes
 
 
 def declared(part: Slice) -> Fields:
-    """One field of every kind: on a slice, on none, and of entries that vary."""
+    """One field of every kind: on a slice, on none, of entries that vary, and one that a message may lack."""
     return {
         "scale": Field(Floats(torch.float64), shape=(2,)),
         "flag": Field(Bits(3), on=part),
         "some": Field(Floats(torch.float32), on=part, where=chosen),
+        "maybe": Field(Floats(torch.float32), on=part, optional=True),
     }
 
 
@@ -48,41 +78,126 @@ def chosen(body: Body) -> OnSlice:
     return OnSlice(flag.part, {name: value > 3 for name, value in flag.values.items()})
 
 
-def filled(chunk: Slice, seed: int) -> Message:
+def filled(chunk: Slice, axes: Mapping[str, Axis], seed: int) -> Message:
     draw = torch.Generator().manual_seed(seed)
 
     def on(low: int, high: int) -> OnSlice:
         model = {n: torch.randint(low, high, s, generator=draw) for n, s in SHAPES.items()}
         return OnSlice(chunk, {n: v.clone() for n, v in chunk.gather(model).items()})
 
-    values = on(-9, 9)
-    floats = OnSlice(chunk, {n: v.float() for n, v in values.values.items()})
-    scale = torch.randn(chunk.clients, 2, generator=draw, dtype=torch.float64)
-    return Message(chunk, declared(chunk), {"scale": scale, "flag": on(0, 8), "some": floats})
+    def floats() -> OnSlice:
+        return OnSlice(chunk, {n: v.float() for n, v in on(-9, 9).values.items()})
+
+    clients = torch.arange(chunk.clients)
+    numbers = [torch.randint(0, most, clients.shape, generator=draw) for most in (2**62, 2**16, 2**31, 2**31)]
+    declined = torch.zeros(chunk.clients, dtype=torch.bool)
+    head = Header(Kind.UPLOAD, 7, *numbers, layout=3, declined=declined)
+    body: Body = {
+        **axes,
+        "scale": torch.randn(chunk.clients, 2, generator=draw, dtype=torch.float64),
+        "flag": on(0, 8),
+        "some": floats(),
+        "maybe": Maybe(clients % 2 == 0, floats()),
+    }
+    return Message(head, {**IDS, **declared(chunk)}, body)
 
 
 @given(chunks(), st.integers(0, 2**31))
 @settings(deadline=None, max_examples=60)
-def test_a_message_is_as_long_as_counted_and_comes_back(chunk: Slice, seed: int) -> None:
-    message = filled(chunk, seed)
-    sizes = message.sizes()
-    for client in range(chunk.clients):
-        header, payload = message.pack(client)
-        assert len(payload) == sum(int(size[client]) for size in sizes.values())
-        part, body = unpack(header, payload, SHAPES, declared)
-        again = Message(part, declared(part), body)
-        assert again.pack(0) == (header, payload)
-        assert torch.equal(body["scale"], message.body["scale"][client : client + 1])  # type: ignore[arg-type, index]
+def test_a_message_is_as_long_as_counted_and_comes_back(chunk: tuple[Slice, dict[str, Axis]], seed: int) -> None:
+    message = filled(*chunk, seed)
+    sizes, framing = message.sizes(), message.framing()
+    for client in range(message.clients):
+        data = message.pack(client, SCHEMA)
+        assert len(data) == int(framing[client]) + sum(int(size[client]) for size in sizes.values())
+        opened = open_message(data, SCHEMA)
+        assert len(opened.payload) == sum(int(size[client]) for size in sizes.values())
+        again = unpack(opened, IDS, lambda axes: declared(slice_of(1, axes)))
+        one = message.head.one(client)
+        assert (again.head.kind, again.head.round, again.head.layout) == (Kind.UPLOAD, 7, 3)
+        for name in ("clients", "draws", "model_round", "upload_round", "declined"):
+            assert torch.equal(getattr(again.head, name), getattr(one, name))
+        for name, axis in chunk[1].items():
+            assert torch.equal(again.body[name].ids[0], axis.ids[client, : int(axis.counts[client])])
+        assert torch.equal(again.body["scale"], message.body["scale"][client : client + 1])
+        for name, value in again.body["flag"].values.items():
+            assert torch.equal(value[0], message.body["flag"].values[name][client][chunk[0].own(name, client)])
+        there = "maybe" in again.body
+        assert there == (client % 2 == 0)
+        absent = {} if there else {"maybe": Maybe(torch.tensor([False]), again.body["some"])}
+        assert Message(again.head, again.fields, again.body | absent).pack(0, SCHEMA) == data
 
 
-@given(st.integers(1, 200), st.data())
+@given(chunks(), st.integers(0, 2**31))
+@settings(deadline=None, max_examples=20)
+def test_a_declined_message_is_its_header_alone(chunk: tuple[Slice, dict[str, Axis]], seed: int) -> None:
+    full = filled(*chunk, seed)
+    declined = torch.arange(full.clients) % 2 == 0
+    head = Header(**{**vars(full.head), "declined": declined})
+    message = Message(head, full.fields, full.body)
+    for client, alone in enumerate(declined.tolist()):
+        assert (len(message.pack(client, SCHEMA)) == HEADER_BYTES) == alone
+        size = int(message.framing()[client]) + sum(int(size[client]) for size in message.sizes().values())
+        assert len(message.pack(client, SCHEMA)) == size
+    data = bytearray(full.pack(0, SCHEMA))
+    data[HEADER_BYTES - 3] = 1
+    with pytest.raises(Refused, match="is declined and has a body"):
+        unpack(open_message(bytes(data), SCHEMA), IDS, lambda axes: declared(slice_of(1, axes)))
+
+
+@given(nested(), st.integers(0, 99), st.integers(-3, 3))
 @settings(deadline=None, max_examples=60)
-def test_ids_come_back(extent: int, data: st.DataObject) -> None:
-    ids = torch.tensor(sorted(data.draw(st.sets(st.integers(0, extent - 1)))), dtype=torch.int64)
-    packed = Ids(extent).pack(ids)
-    size = Ids(extent).size(torch.tensor(len(ids)), torch.tensor(False))
-    assert len(packed) == int(size) or len(ids) == extent
-    assert torch.equal(Ids(extent).unpack(memoryview(packed), len(ids), False), ids)
+def test_entries_are_read_on_other_coordinates(cuts: tuple[Cut, Cut], seed: int, rest: int) -> None:
+    """A client that has some rows of a large table is never laid out over the whole of it."""
+    inner, outer = cuts
+    for client in range(outer.slice.clients):
+        small, large = inner.slice.one(client), outer.slice.one(client)
+        cut = Cut(large, {name: [own[client]] for name, own in outer.chosen.items()})
+        values = values_on(cut, seed)
+        expected = small.pick(values, large.only(small.axes))
+        with pytest.MonkeyPatch.context() as patch:
+            if small.within(large):
+                patch.setattr(Slice, "spread", lambda *_: pytest.fail("the whole of a parameter was made"))
+            found = OnSlice(large, values, rest).at(small)
+        assert found.keys() == expected.keys()
+        for name in found:
+            assert torch.equal(found[name], expected[name])
+        everywhere = Slice.whole(1, large.shapes, small.axes)
+        for name, value in OnSlice(small, expected, rest).at(everywhere).items():
+            held = small.inside(everywhere, name).expand_as(value)
+            assert torch.equal(value[~held], torch.full_like(value[~held], rest))
+            assert torch.equal(value[held].sort().values, expected[name].flatten().sort().values)
+
+
+@given(st.integers(1, 60), st.data())
+@settings(deadline=None, max_examples=40)
+def test_positions_among_others_are_numbered_among_them(extent: int, data: st.DataObject) -> None:
+    """They take as many bytes as if there were no other positions."""
+    held = sorted(data.draw(st.sets(st.integers(0, extent - 1), min_size=1)))
+    ids = sorted(data.draw(st.sets(st.sampled_from(held))))
+    outer, inner = (Axis(torch.tensor([len(own)]), torch.tensor([own], dtype=torch.int64)) for own in (held, ids))
+    fields = {"ids": Field(Ids(), of=outer)}
+    one = torch.zeros(1, dtype=torch.int64)
+    message = Message(Header(Kind.UPLOAD, 0, one, one, one, one), fields, {"ids": inner})
+    found = unpack(open_message(message.pack(0, SCHEMA), SCHEMA), fields, lambda axes: {}).body["ids"]
+    assert found.ids[0].tolist() == ids
+    size = Ids().size(torch.tensor(len(ids)), torch.tensor(False), len(held))
+    assert int(message.sizes()["ids"]) == int(size)
+
+
+@given(st.integers(1, 200), st.booleans(), st.data())
+@settings(deadline=None, max_examples=60)
+def test_ids_come_back(extent: int, prefix: bool, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, extent))
+    drawn = data.draw(st.sets(st.integers(0, extent - 1), min_size=count, max_size=count))
+    ids = torch.arange(count) if prefix else torch.tensor(sorted(drawn), dtype=torch.int64)
+    size = int(Ids().size(torch.tensor(count), torch.tensor(prefix), extent))
+    known = prefix or count == extent
+    packed = b"" if known else Ids().pack(ids, extent)
+    assert len(packed) == size
+    assert torch.equal(Ids().unpack(memoryview(packed), count, prefix, extent), ids)
+    if size:
+        assert size <= min((count * Ids.width(extent) + 7) // 8, (extent + 7) // 8)
 
 
 @given(st.integers(1, 16), st.data())
@@ -99,7 +214,7 @@ def test_bits_come_back_and_fill_the_last_byte_with_zeros(width: int, data: st.D
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_whose_uploads_become_bytes_is_the_same_run(name: str) -> None:
-    """For every recipe: the model to float tolerance, and the ledger field by field."""
+    """For every recipe: the model to float tolerance, and the ledger field by field, in both directions."""
     with double():
         task, recipe = fitting(name)
         plain, packed = (begun(task, recipe, rounds=4, wire=wire) for wire in (False, True))
@@ -109,89 +224,157 @@ def test_a_run_whose_uploads_become_bytes_is_the_same_run(name: str) -> None:
     assert plain.ledger.state_dict() == packed.ledger.state_dict()
 
 
-def last_messages(name: str) -> list[Sent]:
+def waiting(name: str) -> Waiting:
+    """A round of a recipe that stands still after the requests."""
     task, recipe = fitting(name)
     experiment = begun(task, recipe, rounds=4)
-    messages = heard(experiment)
     experiment.run()
-    return messages
+    return Waiting(experiment)
 
 
-def mutated(header: Header, payload: bytes, chance: random.Random) -> tuple[Header, bytes]:
-    """A message with one thing wrong: bits, length, huge numbers, positions out of range, NaN."""
-    kind, raw = chance.randrange(7), bytearray(payload)
-    at = chance.randrange(len(raw)) if raw else 0
-    if kind == 0 and raw:
+# Kind and schema are not changed: they are refused anyway.
+_HEAD = struct.Struct("<12siQHiiIBH")
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """A message with one thing wrong: bits, length, huge numbers, positions out of range, NaN, another header."""
+    kind, raw = chance.randrange(7), bytearray(data)
+    count = int.from_bytes(raw[HEADER_BYTES - 2 : HEADER_BYTES], "little")
+    body = HEADER_BYTES + 8 * count
+    at = chance.randrange(body, len(raw)) if len(raw) > body else chance.randrange(len(raw))
+    if kind == 0:
         raw[at] ^= 1 << chance.randrange(8)
     elif kind == 1:
-        raw = raw[:at]
+        raw = raw[: chance.randrange(len(raw))]
     elif kind == 2:
         raw += bytes(chance.randrange(1, 100))
-    elif kind == 3 and raw:
+    elif kind == 3 and len(raw) > body:
         raw[at : at + 8] = b"\xff" * len(raw[at : at + 8])
-    elif kind == 4 and header.numbers:
-        numbers = list(header.numbers)
-        numbers[chance.randrange(len(numbers))] = chance.choice([-1, 0, 1, 2**31, 2**63, 10**30])
-        header = dataclasses.replace(header, numbers=tuple(numbers))
-    elif kind == 5 and header.axes:
-        axes = list(header.axes)
-        extent, count, prefix = axes.pop(chance.randrange(len(axes)))
-        wrong = chance.choice([(extent, count + 1, prefix), (extent, -1, prefix), (2**62, 2**62, prefix)])
-        axes.append(chance.choice([wrong, (extent, count, not prefix)]))
-        header = dataclasses.replace(header, axes=tuple(axes))
+    elif kind == 4 and count:
+        place = HEADER_BYTES + 8 * chance.randrange(count)
+        (own,) = struct.unpack_from("<Q", raw, place)
+        wrong = chance.choice([0, 1, own + 1, max(own - 1, 0), own ^ 1, 2**31, 2**63, 2**64 - 1])
+        struct.pack_into("<Q", raw, place, wrong)
+    elif kind == 5:
+        del raw[at : at + chance.randrange(1, 9)]
     else:
-        parameters: dict[str, Any] = dict(header.parameters)
-        if parameters:
-            parameters.pop(chance.choice(list(parameters)))
-        header = dataclasses.replace(header, parameters=parameters)
-    return header, bytes(raw)
+        fields = list(_HEAD.unpack_from(raw))
+        place = chance.randrange(1, len(fields))
+        top = {1: 2**31 - 1, 2: 2**64 - 1, 3: 2**16 - 1, 4: 2**31 - 1, 5: 2**31 - 1, 6: 2**32 - 1, 7: 255, 8: 2**16 - 1}
+        least = -1 if place in (1, 4, 5) else 0
+        fields[place] = chance.choice([least, top[place], min(fields[place] + 1, top[place]), fields[place] ^ 1])
+        _HEAD.pack_into(raw, 0, *fields)
+    return bytes(raw)
+
+
+def test_the_header_is_as_the_mutations_know_it() -> None:
+    assert _HEAD.size == HEADER_BYTES
 
 
 @pytest.mark.parametrize("name", CODED)
 def test_a_mutated_message_is_refused_or_harmless(name: str) -> None:
     """Nothing but the project's own error comes out, and no accepted value is NaN or infinite."""
     chance, refused = random.Random(0), 0
-    messages = last_messages(name)
+    round_ = waiting(name)
+    server, recipe, requests = round_.server, round_.server.spec.recipe, round_.messages
+    slices, codec = recipe.slices, recipe.codec
+    holds = {}
+    for client in range(requests.clients):
+        message = round_.read(client, round_.data(client))
+        assert message is not None
+        holds[int(message.head.clients)] = message
+    for number in range(200):
+        client = number % requests.clients
+        message = round_.read(client, mutated(round_.data(client), chance))
+        if message is not None:
+            hold = slices.requested(server.states["slices"], server.round, message.head.clients, message.body)
+            assert int(hold.numbers()) <= server.spec.size
+    round_.train()
     for number in range(600):
-        message = messages[-1 - number % min(4, len(messages))]
-        client = number % message.message.clients
-        header, payload = mutated(*message.pack(client), chance)
-        try:
-            _, update = message.unpacked(client, header, payload)
-        except Refused:
+        client = number % round_.messages.clients
+        message = round_.read(client, mutated(round_.data(client), chance))
+        if message is None:
             refused += 1
             continue
-        assert all(bool(value.isfinite().all()) for value in update.of(update.fine()).values.values())
+        if not message.body:
+            assert message.head.declined is not None
+            assert bool(message.head.declined)
+            continue
+        who = message.head.clients
+        asked = holds[int(who)]
+        hold = slices.requested(server.states["slices"], server.round, who, asked.body)
+        part = slices.sent(server.states["slices"], server.round, who, hold, message.body)
+        update = codec.decode(server.states["codec"], message.head, part, message.body)
+        assert all(bool(value.isfinite().all()) for value in update.masked(update.finite()).values.values())
     assert refused > 200
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_a_mutated_download_is_refused_or_harmless(name: str) -> None:
+    chance, refused = random.Random(0), 0
+    task, recipe = fitting(name)
+    experiment = begun(task, recipe, rounds=4, wire=True)
+    experiment.run()
+    for _ in range(2):
+        round_ = Waiting(experiment)
+        requests = [round_.read(client, round_.data(client)) for client in range(round_.messages.clients)]
+        downs = [round_.server.answer(request) for request in requests if request is not None]
+        data = [down.pack(0, round_.server.spec.fingerprint) for down in downs]
+        for number in range(150):
+            try:
+                round_.population.prepare(round_.population.read(mutated(data[number % len(data)], chance)))
+            except Refused:
+                refused += 1
+        round_.server.finish()
+    assert refused > 100
 
 
 def test_nothing_is_allocated_for_entries_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of the body is compared before anything is read from it."""
-    message = last_messages("stc")[-1]
-    header, payload = message.pack(0)
-    monkeypatch.setattr("fedslice.core.message._read", lambda *_: pytest.fail("something was read"))
-    for wrong in (payload + bytes(10_000), payload[:-1], b""):
-        with pytest.raises(Refused, match="its header says"):
-            message.unpacked(0, header, wrong)
+    round_ = waiting("stc").train()
+    data = round_.data(0)
+    for reader in ("_read", "_read_ids"):
+        monkeypatch.setattr(f"fedslice.core.message.{reader}", lambda *_: pytest.fail("something was read"))
+    numbers = int.from_bytes(data[HEADER_BYTES - 2 : HEADER_BYTES], "little")
+    for wrong in (data + bytes(10_000), data[:-1], data[: HEADER_BYTES + 8 * numbers]):
+        said = round_.refusal(0, wrong)
+        assert said is not None
+        assert "its header says" in said
+
+
+class Mixed(torch.nn.Module):
+    """Two layers of different precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3).double()
+
+    def forward(self, **features: Tensor) -> Tensor:
+        (x,) = features.values()
+        return self.last(self.first(x).double()).float()  # type: ignore[no-any-return]
+
+
+def mixed(recipe: str, rounds: int, **options: object) -> tuple[Experiment, Experiment]:
+    """A run in memory and the same in bytes."""
+    torch.manual_seed(0)
+    task, parts = classifier(Mixed()), get(recipe, cohort=2, lr=0.05, **options)
+    plain, packed = (Experiment(task, parts, rounds=rounds, engine="sequential", wire=wire) for wire in (False, True))
+    plain.run()
+    packed.run()
+    return plain, packed
 
 
 def test_parameters_of_two_precisions_are_counted_at_their_own() -> None:
-    class Mixed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3).double()
-
-        def forward(self, **features: Tensor) -> Tensor:
-            (x,) = features.values()
-            return self.last(self.first(x).double()).float()  # type: ignore[no-any-return]
-
-    task = classifier(Mixed())
-    plain, packed = (
-        Experiment(task, get("fedavg", cohort=2, lr=0.05), rounds=2, engine="sequential", wire=wire)
-        for wire in (False, True)
-    )
-    plain.run()
-    packed.run()
-    assert plain.ledger.up == packed.ledger.up
+    plain, packed = mixed("fedavg", 2)
+    assert plain.ledger.state_dict() == packed.ledger.state_dict()
     assert plain.ledger.up["values.float32"] == 2 * 2 * 4 * 15
     assert plain.ledger.up["values.float64"] == 2 * 2 * 8 * 12
+    assert plain.ledger.down == {name: size for name, size in plain.ledger.up.items() if name.startswith("values")}
+
+
+@pytest.mark.parametrize("recipe", ["sign", "stc", "fetchsgd", "lbgm", "flss"])
+def test_codecs_keep_two_precisions_apart(recipe: str) -> None:
+    plain, packed = mixed(recipe, 8, **({"rank": 3, "warmup": 2, "every": 3} if recipe == "flss" else {}))
+    assert plain.ledger.state_dict() == packed.ledger.state_dict()
+    assert {name: value.dtype for name, value in packed.model.items()} == packed.spec.dtypes
+    assert_close(packed.model, plain.model, atol=1e-6)

@@ -14,7 +14,6 @@ import fedslice as package
 from command import fedslice
 from fedslice import Metric, UserError, measure, tasks
 from fedslice.compare import Target, table
-from fedslice.evaluate import evaluate
 from fedslice.federation import Federation
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import score_columns
@@ -25,6 +24,7 @@ from fedslice.report.tables import end_sheet, summary
 from fedslice.runs.reading import find, read
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options
+from fedslice.training.evaluate import evaluate
 from layouts import one_sentence
 from reports import declared, log, run
 from toys import squared

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedslice.config import assignments, request, resolve
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.panel import Panel, histogram
 from fedslice.report.curves import curves
 from fedslice.report.gather import gather
@@ -223,8 +223,8 @@ def test_an_old_run_has_nothing_beside_its_metrics(done: Path, tmp_path: Path) -
 def test_a_part_can_bring_a_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = resolve(request(SMALL))
     seen: list[Tensor] = []
-    monkeypatch.setattr(type(plan.recipe.codec), "panels", lambda self: [panel(title="a spectrum")])
-    monkeypatch.setattr(type(plan.recipe.codec), "observe", lambda self, end: seen.append(end.clients))
+    monkeypatch.setattr(type(plan.recipe.codec), "panels", lambda self, state: [panel(title="a spectrum")])
+    monkeypatch.setattr(type(plan.recipe.codec), "observe", lambda self, state, end: seen.append(end.invited))
     execute(plan, tmp_path / "run", resume=False)
     assert read(tmp_path / "run").panels[-1].title == "a spectrum"
     assert len(seen) == 2

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.partition import LEAST, PER_CLASS, WAYS, held_out, partition, shards
 from layouts import one_sentence
 

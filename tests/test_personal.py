@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -20,28 +20,33 @@ from torch import Tensor
 from command import SMALL, fedslice
 from fedslice import tasks
 from fedslice.config import request, resolve
-from fedslice.engines import Sequential
-from fedslice.engines.choose import Choice
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment, Row
+from fedslice.core.entries import View
+from fedslice.core.errors import RunWarning, UserError
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body
+from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.slice import Axis, Slice, Values
 from fedslice.local import SGD
 from fedslice.measure.base import Moment
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import is_measured
-from fedslice.measure.personal import Personal
-from fedslice.parts import CHECKED, World
+from fedslice.measure.personal import Personal, Stale
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.runs.clients import read_clients
 from fedslice.runs.directory import RunDirectory
 from fedslice.runs.execute import execute
 from fedslice.select import Everyone, Uniform
-from fedslice.slice import Axis, Slice, Values
 from fedslice.task import Task
-from fedslice.work import Work
+from fedslice.training.engines import Sequential
+from fedslice.training.engines.choose import Choice
+from fedslice.training.events import Listener, Trained
+from fedslice.training.experiment import Experiment, Row
+from fedslice.training.row_plan import RowPlan
+from fedslice.training.work import Work
 from layouts import one_sentence
-from test_scaffold import Filling
-from toys import assert_same, begun, double, fitting, index_set, mlp, pair, plain_training, recommender
+from test_rounds import Filling
+from toys import assert_same, begun, chosen, double, fitting, index_set, mlp, pair, plain_training, recommender
 
 ALL = ("personal", "stale", "tuned")
 OFFSETS = [0, 4, 5, 5, 11, 14, 16]  # one client has no test sample, one has one, and two samples are nobody's
@@ -76,23 +81,35 @@ def mask(part: Slice, name: str) -> Tensor:
     return part.spread(name, ones)[0] > 0
 
 
+def holds(experiment: Experiment, client: int, t: int) -> Slice:
+    """What a client holds in a round."""
+    return experiment.recipe.slices.hold(experiment.population.parts["slices"], t, torch.tensor([client]))
+
+
+def in_test(experiment: Experiment, client: int, model: Values) -> Values:
+    """The model with which the local method has a client tested, given the whole of another."""
+    who, everything = torch.tensor([client]), Slice.whole(1, experiment.task.shapes)
+    came = {"first": View(experiment.task.initial(experiment.seed), everything)}
+    start, memory = {name: value[None] for name, value in model.items()}, experiment.population.parts["local"]
+    own = experiment.recipe.local.personal(memory, who, everything, start, came)
+    return {name: value[0] for name, value in own.items()}
+
+
 def own_model(experiment: Experiment, client: int) -> Values:
     """What a client would start its next round from, coordinate by coordinate of the whole model."""
-    recipe, t = experiment.recipe, experiment.round
-    who = torch.tensor([client if recipe.select.remote else 0])
-    hold = recipe.slices.hold(t, who)
-    down = recipe.slices.down(t, who, hold)
+    recipe, t, slices = experiment.recipe, experiment.round, experiment.population.parts["slices"]
+    one = 0 if "pools" in recipe.select.provides else client
+    hold, who = holds(experiment, one, t), torch.tensor([one])
+    down = recipe.slices.came(slices, t, who, hold)
     out = {}
     for name, value in experiment.model.items():
-        memory = experiment.store.get(f"kept/{name}", who) if name in recipe.slices.kept() else None
+        memory = slices.get(f"kept/{name}", who) if name in recipe.slices.kept(experiment.spec) else None
         own = value
         if memory is not None and memory[1].item():
             own = torch.where(mask(hold, name) & ~mask(down, name), memory[0][0], value)
-        lacks = recipe.slices.narrows and name not in experiment.task.tables
+        lacks = "narrows" in recipe.slices.provides and name not in experiment.task.tables
         out[name] = torch.where(mask(hold, name), own, 0) if lacks else own.clone()
-    everything = Slice.whole(1, experiment.task.shapes)
-    own = recipe.local.personal(who, everything, {name: value[None] for name, value in out.items()})
-    return {name: value[0] for name, value in own.items()}
+    return in_test(experiment, one, out)
 
 
 def expected(task: Task, kind: str, models: dict[int, Values]) -> dict[str, float]:
@@ -119,12 +136,12 @@ def of(row: Row, kind: str) -> dict[str, float]:
 
 
 def kinds_for(recipe: Recipe) -> tuple[str, ...]:
-    return ALL if recipe.select.remote else ALL[:1]
+    return ALL[:1] if "pools" in recipe.select.provides else ALL
 
 
 # One recipe for every combination of what decides about a client's model.
 DIFFERENT = {
-    (repr(one.select), repr(one.slices), one.local.label, one.rows_suffice): name for name, one in RECIPES.items()
+    (repr(one.select), repr(one.slices), one.local.label, RowPlan.of(one)): name for name, one in RECIPES.items()
 }
 
 
@@ -139,16 +156,20 @@ def test_any_recipe_has_its_personal_models_measured(name: str) -> None:
         models = {client: own_model(one, client) for client in TESTED}
         assert of(row, "personal") == pytest.approx(expected(task, "personal", models), abs=1e-9)
         assert all(is_measured(column) for kind in kinds for column in of(row, kind))
-    other = Moment(one._measured, one.round, one.model, Choice(Sequential(), 4, 1, "by name"))
+    other = Moment(one._scene, one.round, one.model, Choice(Sequential(), 4, 1, "by name"))
     again = one._instruments.measure(other)
     for kind in kinds:
         assert of(again, kind) == pytest.approx(of(row, kind), abs=1e-7)
         assert len(of(row, kind)) == 6
+    packed = begun(task, recipe, rounds=2, eval_every=2, engine="vectorized", measure=kinds, wire=True).run()[-1]
+    for kind in kinds:
+        assert of(packed, kind) == pytest.approx(of(row, kind), abs=1e-7)
     plain = begun(task, recipe, rounds=2, eval_every=2, engine="vectorized", chunk=2)
     without = plain.run()[-1]
     assert_same(plain.model, one.model)
-    kept = {key: value for key, value in one.store.state_dict().items() if not key.startswith("ended/")}
-    assert_same(plain.store.state_dict(), kept)
+    for side in (lambda run: run.population.memories, lambda run: run.server):
+        assert_same(side(plain).state_dict(), side(one).state_dict())
+    assert plain.ledger.state_dict() == one.ledger.state_dict()
     assert without.items() - {("seconds", without["seconds"])} <= row.items()
 
 
@@ -164,12 +185,12 @@ def test_stale_and_tuned_models_are_those_of_plain_training(name: str) -> None:
     before: dict[int, Values] = {}
     for row in experiment.stream():
         t = row["round"]
-        for client in recipe.select.choose(t - 1, 6, 0).clients.tolist() if t else []:
+        for client in chosen(recipe, t - 1).clients.tolist() if t else []:
             ended[client] = plain_training(task, recipe, before[client], t - 1, client, mu=mu)
         before = {client: own_model(experiment, client) for client in range(6)}
         stale = {}
         for client, now in ((client, before[client]) for client in TESTED):
-            hold = experiment.recipe.slices.hold(t, torch.tensor([client]))
+            hold = holds(experiment, client, t)
             then = ended.get(client, now)
             stale[client] = {n: torch.where(mask(hold, n), then[n], value) for n, value in experiment.model.items()}
         assert of(row, "stale") == pytest.approx(expected(task, "stale", stale), abs=1e-9)
@@ -178,29 +199,29 @@ def test_stale_and_tuned_models_are_those_of_plain_training(name: str) -> None:
     assert 0 < len(ended) < 6, "some took part and some did not"
 
 
+class Ends(Listener):
+    """What each client's last training ended with."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.by_client: dict[int, Values] = {}
+        experiment.events.add(self)
+
+    def trained(self, event: Trained) -> None:
+        hold = event.work.hold
+        for place, client in enumerate(event.work.clients.tolist()):
+            self.by_client[client] = {n: hold.spread(n, event.end[n])[place] for n in hold.axes}
+
+
 @pytest.mark.parametrize("name", ["feddd", "heterofl", "fdrl", "ditto"])
 def test_stale_models_are_what_training_ended_with(name: str) -> None:
     task, recipe = fitting(name)
     task = holding_out(task)
     experiment = begun(task, recipe, rounds=4, eval_every=4, engine="vectorized", chunk=3, measure=["stale"])
-    ended: dict[int, Values] = {}
-    train = experiment._train
-
-    def watch(work: Work) -> Any:
-        found = train(work)
-        for place, client in enumerate(work.clients.tolist()):
-            ended[client] = {n: work.hold.spread(n, found.end[n])[place] for n in work.hold.axes}
-        return found
-
-    with patch.object(experiment, "_train", watch):
-        row = experiment.run()[-1]
-    assert set(TESTED) <= ended.keys()
-    everything = Slice.whole(1, task.shapes)
-    for client, model in ended.items():
-        own = {n: value[None] for n, value in model.items()}
-        own = experiment.recipe.local.personal(torch.tensor([client]), everything, own)
-        ended[client] = {n: value[0] for n, value in own.items()}
-    assert of(row, "stale") == pytest.approx(expected(task, "stale", {c: ended[c] for c in TESTED}), abs=1e-9)
+    ends = Ends(experiment)
+    row = experiment.run()[-1]
+    assert set(TESTED) <= ends.by_client.keys()
+    models = {client: in_test(experiment, client, ends.by_client[client]) for client in TESTED}
+    assert of(row, "stale") == pytest.approx(expected(task, "stale", models), abs=1e-9)
 
 
 @pytest.mark.parametrize("slices", ["whole", "feature-rows"])
@@ -222,7 +243,7 @@ def test_rows_that_a_client_does_not_hold_are_the_servers() -> None:
     task = holding_out(task)
     experiment = begun(task, recipe, rounds=2, eval_every=2, measure=ALL)
     experiment.run()
-    now = Moment(experiment._measured, 2, experiment.model, experiment.engine)
+    now = Moment(experiment._scene, 2, experiment.model, experiment.engine)
     rows = task.shapes["item.weight"][0]
     every = Axis(torch.full((6,), rows), torch.arange(rows).repeat(6, 1))
     for kind in ALL:
@@ -236,57 +257,76 @@ def test_rows_that_a_client_does_not_hold_are_the_servers() -> None:
         assert moved.any() == (kind != "personal")
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Halved(SGD):
     """Tested with half of every value, and tuned by steps too small to be seen."""
 
     label = "halved"
 
-    def personal(self, clients: Tensor, layout: Slice, start: Values) -> Values:
+    def personal(self, memory: Any, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:
         return {name: value / 2 for name, value in start.items()}
 
     def tuner(self) -> SGD:
         return Small(lr=1e-9, iterations=2)
 
 
-@dataclass(config=CHECKED)
+class Little(Memory):
+    """What :class:`Small` found out when it was set up."""
+
+
+@dataclass(frozen=True, config=CHECKED)
 class Small(SGD):
-    """Counts how often it is set up."""
+    """Notes where it is set up, and trains with the memory that it made there."""
 
     label = "small"
+    places: ClassVar[list[str]] = []
 
-    def setup(self, world: World) -> None:
-        world.store.put("small", torch.tensor([0]), torch.ones(1))
+    def client_memory(self, run: ClientRun, place: str) -> Little:
+        self.places.append(place)
+        return Little(run, place)
+
+    def bring(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:
+        assert isinstance(memory, Little)
+        return super().bring(memory, clients, layout, down, came)
 
 
 def test_a_local_method_says_what_is_personal_and_how_it_is_tuned() -> None:
     task = holding_out(pair())
     recipe = Recipe(select=Uniform(cohort=3), local=Halved(lr=0.1))
+    Small.places.clear()
     experiment = Experiment(task, recipe, rounds=2, eval_every=2, measure=ALL)
     row = experiment.run()[-1]
     half = {client: {n: v / 2 for n, v in experiment.model.items()} for client in TESTED}
     assert of(row, "personal") == pytest.approx(expected(task, "personal", half))
     assert of(row, "tuned") == pytest.approx(expected(task, "tuned", half), abs=1e-6)
-    assert experiment.store.get("small", torch.tensor([0])) is not None
+    assert Small.places == ["tuner"], "set up once, with a memory of its own"
+
+
+class Breaking(SGD):
+    """Client 4 breaks in the second round."""
+
+    label = "breaking"
+
+    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
+        steps = super().direction(gradient, parameters, work)
+        broken = (work.clients == 4) & (work.round == 1)
+        return {n: v.masked_fill(broken.view(-1, *[1] * (v.dim() - 1)), math.nan) for n, v in steps.items()}
 
 
 def test_who_sent_something_broken_took_no_part() -> None:
-    experiment = Experiment(holding_out(mlp()), Recipe(select=Everyone()), rounds=2, eval_every=1, measure=["stale"])
+    recipe = Recipe(select=Everyone(), local=Breaking())
+    experiment = Experiment(holding_out(mlp()), recipe, rounds=2, eval_every=1, measure=["stale"])
+    stale = experiment._instruments._by_name["stale"]
+    assert isinstance(stale, Stale)
     rows = experiment.stream()
     next(rows), next(rows)
-    before = experiment.store.get("ended/first.weight", torch.arange(6))
+    before = stale._ended.get("ended/first.weight", torch.arange(6))
     assert before is not None
-    plain = experiment._train
-
-    def breaking(work: Work) -> Any:
-        found = plain(work)
-        found.end["first.weight"][work.clients == 4] = math.nan
-        return found
-
-    with patch.object(experiment, "_train", breaking):
+    with pytest.warns(RunWarning, match="1 of 6 updates rejected"):
         next(rows)
-    after = experiment.store.get("ended/first.weight", torch.arange(6))
+    after = stale._ended.get("ended/first.weight", torch.arange(6))
     assert after is not None
+    assert experiment.rejected == 1
     changed = (after[0] != before[0]).flatten(1).any(1)
     assert changed.tolist() == [True, True, True, True, False, True]
 

@@ -8,16 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
+from fedslice.core.part import Round
+from fedslice.core.store import Store
 from fedslice.federation import Federation
 from fedslice.recipes import RECIPES, get
-from fedslice.store import Store
 from fedslice.task import Task
+from fedslice.training.enrolled import Enrolled
+from fedslice.training.experiment import Experiment
+from fedslice.training.rounds import play_round
 from toys import MLP, Pair, Plain, begun, squared
 
 CLIENTS, COHORT = 20_000, 8
@@ -81,17 +86,22 @@ def experiment(name: str, made: Task, **options: Any) -> Experiment:
     return begun(made, get(name, **settings), rounds=9)
 
 
+def play(run: Experiment) -> Round:
+    """One round, without an evaluation."""
+    return play_round(run.server, run.transport)
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name not in ALL_OF_THEM])
 def test_no_round_goes_through_all_clients(name: str) -> None:
     kind = "pair" if name == "fdrl" else "rows" if name in ("fedsubavg", "submodelavg") else "mlp"
     run = experiment(name, task(kind))
     assert run.engine
     with Large(CLIENTS // 2) as large:
-        for t in range(3):
-            run._one_round(t)
+        for _ in range(3):
+            play(run)
     assert not large.found
     tracemalloc.start()
-    run._one_round(3)  # what NumPy takes is told to tracemalloc
+    play(run)  # what NumPy takes is told to tracemalloc
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert taken < 4 * CLIENTS
@@ -109,8 +119,8 @@ def test_no_client_goes_through_a_table_of_which_its_batches_name_a_few_rows(
     run = experiment(name, task("rows", clients=50, items=items), **options)
     assert run.engine
     with Large(COHORT * items * 3) as large:
-        for t in range(4):
-            run._one_round(t)
+        for _ in range(4):
+            play(run)
     assert not large.found
 
 
@@ -118,10 +128,9 @@ def test_no_client_goes_through_a_table_of_which_its_batches_name_a_few_rows(
 def test_what_clients_remember_grows_with_those_who_took_part(name: str) -> None:
     run = experiment(name, task("mlp"))
     seen: set[int] = set()
-    for t in range(4):
-        seen |= set(run.recipe.select.choose(t, CLIENTS, 0).clients.tolist())
-        run._one_round(t)
-        state = run.store.state_dict()
+    for _ in range(4):
+        seen |= set(play(run).taken.tolist())
+        state = run.population.memories.state_dict()
         assert {len(value) for value in state.values()} == {len(seen)}
 
 
@@ -146,9 +155,51 @@ def test_a_store_has_places_for_those_alone_of_whom_it_knows_something() -> None
     assert memory[1].tolist() == [False, False, True]
 
 
-def test_codecs_with_memories_need_room_for_those_who_can_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of 51 values takes 204 bytes: nine rounds of eight clients fit into 20 kB, the population does not."""
-    monkeypatch.setattr("fedslice.codecs.memory._MOST", 20_000)
-    assert experiment("lbgm", task("mlp"))
+@pytest.mark.parametrize(("name", "room"), [("lbgm", 30_000), ("sign", 15_000)])
+def test_codecs_with_memories_need_room_for_those_who_can_take_part(
+    monkeypatch: pytest.MonkeyPatch, name: str, room: int
+) -> None:
+    """A model of 51 values takes 204 bytes: those of nine rounds of eight clients fit into 15 kB, twice as much where
+    both sides remember one, and the population's do not.
+    """
+    monkeypatch.setattr("fedslice.codecs.memory._MOST", room)
+    assert experiment(name, task("mlp"))
     with pytest.raises(UserError, match="a whole model for each of 20,000 clients"):
-        Experiment(task("mlp"), get("lbgm", select="everyone"), rounds=9)
+        Experiment(task("mlp"), get(name, select="everyone"), rounds=9)
+    monkeypatch.setattr("fedslice.codecs.memory._MOST", room // 2)
+    with pytest.raises(UserError, match="a whole model for each of 72 clients"):
+        experiment(name, task("mlp"))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("enrol", "take", "leave")), st.sets(st.integers(0, 7), min_size=1))),
+    st.booleans(),
+)
+def test_what_is_known_of_all_clients_is_what_a_look_at_each_of_them_finds(
+    events: list[tuple[str, set[int]]], restarted: bool
+) -> None:
+    """Sums of facts and the oldest round: they change with those who enrol, upload and leave."""
+    enrolled = Enrolled()
+    samples: dict[int, int] = {}
+    rounds: dict[int, int] = {}
+    for t, (what, who) in enumerate(events):
+        here = sorted(who if what == "enrol" else who & samples.keys())
+        clients = torch.tensor(here, dtype=torch.int64)
+        if what == "enrol":
+            samples |= {client: 10 * t + client for client in here}
+            enrolled.add(clients, {"samples": torch.tensor([[samples[client]] for client in here])})
+        elif what == "take":
+            rounds |= dict.fromkeys(here, t)
+            enrolled.took(torch.cat([clients, clients]), t)  # a client may be drawn twice in a round
+        else:
+            samples = {client: own for client, own in samples.items() if client not in here}
+            rounds = {client: own for client, own in rounds.items() if client not in here}
+            enrolled.remove(clients)
+    if restarted and samples:
+        facts, state, enrolled = enrolled.facts_dict(), enrolled.state_dict(), Enrolled()
+        enrolled.load_facts_dict(facts)
+        enrolled.load_state_dict(state)
+    assert enrolled.numbers().tolist() == sorted(samples)
+    assert enrolled.oldest() == min(rounds.values(), default=0)
+    if samples:
+        assert enrolled.sum("samples") == sum(samples.values())

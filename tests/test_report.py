@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedslice.compare import Target, table
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.panel import Panel
 from fedslice.recipes import RECIPES
 from fedslice.report import charts, save

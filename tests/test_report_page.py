@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.panel import Panel
 from fedslice.report import write
 from fedslice.report.page import picture

@@ -10,7 +10,7 @@ from rich.console import Console
 from command import fedslice
 from fedslice import tasks
 from fedslice.config import build_task, settle
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.measure.heat import describe
 from fedslice.reproduce import names, reproduce, show
 from fedslice.reproduce.counts import column_sparsity

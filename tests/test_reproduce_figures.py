@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fedslice.config import build_task
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.partition import RARE
 from fedslice.reproduce import show, workers
 from fedslice.reproduce.claims import judged

@@ -1,6 +1,7 @@
 """S4's exhibits as they are judged: words, seconds and spectra of made-up runs, and small real ones of each kind."""
 
 import io
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from rich.console import Console
 
 from command import fedslice
 from fedslice.config import resolve
-from fedslice.core.message import Message
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
+from fedslice.core.message import Kind, Message
 from fedslice.reproduce import files, show, verdicts, workers
 from fedslice.reproduce.compression import words_since
 from fedslice.reproduce.exhibits import Cell, Claim, Exhibit, Line, Setup, Training
@@ -22,6 +22,7 @@ from fedslice.reproduce.make import make
 from fedslice.reproduce.printed import Printed, printed
 from fedslice.reproduce.progress import Progress
 from fedslice.reproduce.workers import Outcome
+from fedslice.training.experiment import Experiment
 
 QUIET = Console(file=io.StringIO())
 
@@ -242,15 +243,23 @@ def test_words_of_real_messages(tmp_path: Path) -> None:
     assert small["rows"][0]["cells"][0]["verdict"]["why"] == "scaled to 10 rounds"
 
 
+@pytest.mark.parametrize("kind", [Kind.REQUEST, Kind.DOWNLOAD, Kind.UPLOAD])
 def test_a_message_of_another_size_than_counted_is_no_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
     plan = resolve(job(FEW, Cell(recipe="sign"), 0, order(tmp_path)).request)
     experiment = Experiment(plan.task, plan.recipe, rounds=1, wire=True)
     pack = Message.pack
-    monkeypatch.setattr(Message, "pack", lambda *given: (pack(*given)[0], b""))
-    with pytest.raises(RuntimeError, match=r"a message takes 0 bytes where \d+ are counted"):
+
+    def shorter(message: Message, client: int, fingerprint: bytes) -> bytes:
+        data = pack(message, client, fingerprint)
+        return data[:-1] if message.head.kind is kind else data
+
+    monkeypatch.setattr(Message, "pack", shorter)
+    with pytest.raises(RuntimeError, match=r"a message takes \d+ bytes where \d+ are counted") as told:
         experiment.run()
+    takes, counted = map(int, re.findall(r"\d+", str(told.value)))
+    assert takes == counted - 1
 
 
 TOML = """

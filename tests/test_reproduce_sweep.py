@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.reproduce import show
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Sweep, Training
 from fedslice.reproduce.files import load

@@ -11,22 +11,31 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.codecs import Dense
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.combine import HeatCorrected
+from fedslice.combine.heat import Heat
+from fedslice.core.encodings import Floats
+from fedslice.core.errors import UserError
+from fedslice.core.message import Field, Fields
+from fedslice.core.part import Round, ServerRun
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 from fedslice.federation import Federation, Ragged
-from fedslice.parts import RoundEnd
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import Everyone
-from fedslice.slice import Values
 from fedslice.slices import Whole
 from fedslice.task import Task
+from fedslice.training.experiment import Experiment
+from fedslice.training.ledger import Ledger
+from fedslice.training.row_plan import RowPlan
+from fedslice.training.schema import WELCOME
 from toys import (
     SIZES,
     Plain,
     assert_close,
     assert_same,
     begun,
+    chosen,
     double,
     fitting,
     index_set,
@@ -52,7 +61,9 @@ def float64() -> Iterator[None]:
 class Filling(Dense):
     """A codec that may turn a zero update into something else: nothing of a slice can be left out of training."""
 
-    keeps_zeros = False
+    @property
+    def provides(self) -> frozenset[str]:
+        return super().provides - {"keeps-zeros", "exact"}
 
 
 # --- closed forms -------------------------------------------------------------------------------------------------
@@ -84,12 +95,17 @@ def test_an_exact_step_of_everyone_is_preconditioned_descent(weights: str) -> No
 # --- against a plain loop -----------------------------------------------------------------------------------------
 
 
+def sizes(ledger: Ledger) -> tuple[int, ...]:
+    """Everything that is counted in bytes."""
+    return ledger.up_bytes, ledger.down_bytes, ledger.enrol_bytes, ledger.framing
+
+
 def plain_rounds(task: Task, recipe: Recipe, rounds: int, merge: str, mu: float = 0.0, scale: int = 1) -> Values:
     """One client at a time on its own copy of the whole model, merged by the papers' formulas."""
     model = task.initial(0)
     size = [float(n) for n in task.federation.train.sizes]
     for t in range(rounds):
-        cohort = recipe.select.choose(t, len(size), 0)
+        cohort = chosen(recipe, t, len(size))
         clients = cohort.clients.tolist()
         ends = [
             plain_training(task, recipe, model, t, c, d, mu, scale)
@@ -127,7 +143,7 @@ def test_rounds_are_what_a_plain_loop_computes(name: str, merge: str, mu: float,
 @pytest.mark.parametrize("chunk", [None, 1, 3])
 def test_a_client_drawn_twice_trains_twice(chunk: int | None) -> None:
     task, recipe = fitting("fedavg", cohort=9, replacement=True)
-    draws = [recipe.select.choose(t, len(SIZES), 0).draws for t in range(3)]
+    draws = [chosen(recipe, t).draws for t in range(3)]
     assert all(bool(draw.any()) for draw in draws)
     done = run(task, recipe, rounds=3, chunk=chunk)
     assert_close(done.model, plain_rounds(task, recipe, 3, "mean"), rtol=1e-9, atol=1e-12)
@@ -140,7 +156,7 @@ def test_centralsgd_is_sgd_on_the_pooled_data(lengths: dict[str, Any]) -> None:
     done = run(task, recipe, rounds=3)
     expected = plain_rounds(task.pooled(), recipe, 3, "mean", scale=2)  # a pooled batch stands for a cohort of two
     assert_close(done.model, expected, rtol=1e-9, atol=1e-12)
-    assert done.ledger.up_bytes == done.ledger.down_bytes == 0
+    assert sizes(done.ledger) == (0, 0, 0, 0)
     assert len(done.task.federation) == 1
 
 
@@ -155,8 +171,8 @@ def test_training_a_slice_is_training_the_whole_and_looking_at_the_slice(name: s
     task, recipe = fitting(name, **lengths)
     parts = recipe.parts()
     held = Recipe(**parts | {"codec": Filling()})  # type: ignore[arg-type]
-    assert recipe.rows_suffice
-    assert not held.rows_suffice
+    assert RowPlan.of(recipe).active
+    assert not RowPlan.of(held).active
     least = run(task, recipe, rounds=3)
     assert_close(run(task, held, rounds=3).model, least.model, rtol=1e-9, atol=1e-12)
     if name != "submodelavg":  # there, who holds a row is part of the method
@@ -266,7 +282,7 @@ def test_renumbering_clients_changes_nothing(name: str) -> None:
     renumbered = Task(other, task.model, task.loss, tables=task.tables)
     one, two = run(task, recipe, rounds=3), run(renumbered, recipe, rounds=3)
     assert_close(one.model, two.model, rtol=1e-9, atol=1e-12)
-    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
+    assert sizes(one.ledger) == sizes(two.ledger)
 
 
 @pytest.mark.usefixtures("float64")
@@ -289,7 +305,7 @@ def test_renumbering_rows_renumbers_the_model(name: str) -> None:
     one, two = run(task, recipe, rounds=3), run(renumbered, recipe, rounds=3)
     back = two.model | {"item.weight": two.model["item.weight"][new]}
     assert_close(one.model, back, rtol=1e-9, atol=1e-12)
-    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
+    assert sizes(one.ledger) == sizes(two.ledger)
 
 
 # --- engines, chunks, repetition, resuming ------------------------------------------------------------------------
@@ -304,7 +320,7 @@ def test_engines_and_chunks_agree(name: str) -> None:
     for engine, chunk in (("sequential", None), ("sequential", 2), ("vectorized", 1), ("auto", 3)):
         other = run(task, recipe, rounds=4, engine=engine, chunk=chunk)
         assert_close(other.model, first.model, rtol=1e-7, atol=1e-10)
-        assert (other.ledger.up_bytes, other.ledger.down_bytes) == (first.ledger.up_bytes, first.ledger.down_bytes)
+        assert sizes(other.ledger) == sizes(first.ledger)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedsubavg", "feddd", "fdrl"])
@@ -387,38 +403,64 @@ def test_a_loaded_experiment_has_a_model_of_its_own() -> None:
     assert_same(everything(first)[0], before)
 
 
+class Seen(Heat):
+    """Remembers every round besides."""
+
+    def __init__(self, run: ServerRun):
+        super().__init__(run)
+        self.rounds: list[Round] = []
+
+
+class Watching(HeatCorrected):
+    """Asks every client for its loss."""
+
+    def server_state(self, run: ServerRun) -> Seen:
+        return Seen(run)
+
+    def up_fields(self, spec: Spec, part: Slice) -> Fields:
+        return {"loss": Field(Floats(spec.dtype, finite=False), shape=(1,))}
+
+    def observe(self, state: Seen, end: Round) -> None:
+        state.rounds.append(end)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_parts_see_the_cohort_its_losses_and_the_change(chunk: int | None) -> None:
     """Losses are means over a client's own steps, in the order of the clients; the change is what was added."""
-    task, recipe = fitting("fedsubavg", epochs=1)
+    task, recipe = fitting("fedsubavg", epochs=1, combine=Watching())
     experiment = Experiment(task, recipe, rounds=1, chunk=chunk)
-    seen: list[RoundEnd] = []
-    experiment.recipe.combine.observe = seen.append  # type: ignore[method-assign]
     experiment.run()
-    (end,) = seen
+    (end,) = experiment.server.states["combine"].rounds
     start = task.initial(0)
-    cohort = recipe.select.choose(0, len(SIZES), 0).clients.tolist()
-    assert sorted(end.clients.tolist()) == cohort
+    cohort = chosen(recipe, 0).clients.tolist()
+    assert end.invited.tolist() == sorted(end.taken.tolist()) == cohort
     assert len({-(-SIZES[c] // 4) for c in cohort}) > 1, "some clients must have more steps than others"
-    for client, loss in zip(end.clients.tolist(), end.losses.tolist(), strict=True):
+    assert end.told.keys() == {"loss"}
+    for client, loss in zip(end.taken.tolist(), end.told["loss"][:, 0].tolist(), strict=True):
         losses: list[float] = []
         plain_training(task, recipe, start, 0, client, losses=losses)
         assert loss == pytest.approx(np.mean(losses), rel=1e-9)
-    for name, (rows, values) in end.change.items():
-        before = start[name] if rows is None else start[name][rows]
-        after = experiment.model[name] if rows is None else experiment.model[name][rows]
-        assert torch.equal(after, before + values)
-    untouched = torch.ones(len(start["item.weight"]), dtype=torch.bool)
-    untouched[end.change["item.weight"][0]] = False
-    assert torch.equal(experiment.model["item.weight"][untouched], start["item.weight"][untouched])
+    assert end.change.keys() == start.keys()
+    for name, delta in end.change.items():
+        before = start[name] if delta.rows is None else start[name][delta.rows]
+        after = experiment.model[name] if delta.rows is None else experiment.model[name][delta.rows]
+        assert torch.equal(after, before + delta.values)
+        assert end.model[name] is experiment.model[name]
+    for table in task.tables:
+        untouched = torch.ones(len(start[table]), dtype=torch.bool)
+        untouched[sorted(set().union(*(index_set(task, table, client) for client in cohort)))] = False
+        assert bool(untouched.any()) or table == "tag.weight"
+        assert torch.equal(experiment.model[table][untouched], start[table][untouched])
 
 
 def test_a_recipe_has_no_memory_of_an_experiment() -> None:
     task, recipe = fitting("flss")
+    before = {place: dict(vars(part)) for place, part in recipe.parts().items()}
     one = run(task, recipe, rounds=4)
     assert_same(one.model, run(task, recipe, rounds=4).model)
-    assert not hasattr(recipe.codec, "_basis")
+    assert {place: vars(part) for place, part in recipe.parts().items()} == before
+    assert all(part is one.recipe.parts()[place] for place, part in recipe.parts().items())
 
 
 def test_prox_without_pull_is_plain_training_to_the_bit() -> None:
@@ -437,24 +479,35 @@ def test_the_server_s_rate_scales_the_step() -> None:
 
 
 def test_bytes_are_counted_from_what_a_client_holds() -> None:
+    """Rows are named in the request; all clients name them once more for the heat, with their number of samples."""
     task, recipe = fitting("fedsubavg")
     done = run(task, recipe, rounds=3)
     dense = sum(shape.numel() for name, shape in task.shapes.items() if name not in task.tables)
-    up = down = 0
-    for t in range(3):
-        for client in recipe.select.choose(t, len(SIZES), 0).clients.tolist():
-            held = {table: len(index_set(task, table, client)) for table in task.tables}
-            values = 4 * (dense + sum(count * task.shapes[table][1] for table, count in held.items()))
-            bits = {"item.weight": 4, "tag.weight": 3}  # of 14 and 6 rows
-            ids = sum(min(-(-held[n] * bits[n] // 8), -(-task.shapes[n][0] // 8)) for n in held)
-            up, down = up + values + ids, down + values
-    assert (done.ledger.up_bytes, done.ledger.down_bytes) == (up, down)
+    bits = {"item.weight": 4, "tag.weight": 3}  # of 14 and 6 rows
+    values: list[int] = []
+    ids: dict[str, list[int]] = {table: [] for table in task.tables}
+    for client in range(len(SIZES)):
+        held = {table: len(index_set(task, table, client)) for table in task.tables}
+        values.append(4 * (dense + sum(count * task.shapes[table][1] for table, count in held.items())))
+        for table, count in held.items():
+            rows = task.shapes[table][0]
+            size = min(-(-count * bits[table] // 8), -(-rows // 8))
+            ids[table].append(size if count < rows else 0)  # all rows need no names
+    met = [client for t in range(3) for client in chosen(recipe, t).clients.tolist()]
+    asked = {f"rows/{table}": sum(own[client] for client in met) for table, own in ids.items()}
+    moved = {"values": sum(values[client] for client in met)}
+    assert done.ledger.up == asked | moved
+    assert done.ledger.down == moved
+    assert (done.ledger.up_bytes, done.ledger.down_bytes) == (sum(asked.values()) + moved["values"], moved["values"])
+    facts = {f"rows/{table}": sum(own) for table, own in ids.items()} | {"samples": 4 * len(SIZES)}
+    assert {name: size for name, size in done.ledger.enrol.items() if name not in WELCOME} == facts
     whole = run(task, fitting("fedavg")[1], rounds=3)
     assert (
         whole.ledger.up_bytes
         == whole.ledger.down_bytes
         == 3 * 4 * 4 * sum(shape.numel() for shape in task.shapes.values())
     )
+    assert whole.ledger.enrol_bytes == done.ledger.enrol_bytes - sum(sum(own) for own in ids.values())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.runs import checkpoint
 
 DTYPES = [

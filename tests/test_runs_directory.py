@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.runs import RunDirectory, checkpoint, directory, environment
 
 CONFIG = {"seed": 1, "recipe": {"local": {"lr": 0.1}}, "sizes": [3, 4]}

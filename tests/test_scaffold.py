@@ -10,15 +10,15 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedslice.codecs import Dense
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
+from fedslice.core.part import CHECKED
+from fedslice.core.slice import Values
 from fedslice.federation import Federation
-from fedslice.parts import CHECKED
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES, get
-from fedslice.slice import Values
 from fedslice.task import Task
-from toys import SIZES, assert_close, assert_same, double, index_set, pair, recommender, run, squared
+from fedslice.training.experiment import Experiment
+from toys import SIZES, assert_close, assert_same, chosen, double, index_set, pair, recommender, run, squared
 
 SMALL = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 ROUNDS = 5
@@ -30,12 +30,19 @@ def _float64() -> Iterator[None]:
         yield
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Filling(Dense):
     """A codec for which nothing of a slice may be left out of training."""
 
-    keeps_zeros = False
-    exact = False
+    @property
+    def provides(self) -> frozenset[str]:
+        return frozenset()
+
+
+def common(done: Experiment) -> Values:
+    """c, as the server has it."""
+    state = done.server.states["local"]
+    return {name: total / state.weight for name, total in state.sum.items()}
 
 
 def held(task: Task, recipe: Recipe, client: int) -> dict[str, Tensor]:
@@ -56,7 +63,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
     own = [{n: torch.zeros_like(v) for n, v in model.items()} for _ in range(clients)]
     sizes = samples.sizes.double()
     for t in range(rounds):
-        cohort = recipe.select.choose(t, clients, 0)
+        cohort = chosen(recipe, t, clients)
         rate, change = local.lr * local.decay**t, {n: torch.zeros_like(v) for n, v in model.items()}
         cover = {n: torch.zeros_like(v) for n, v in model.items()}
         weights = sizes if recipe.combine.weights == "samples" else torch.ones(clients)
@@ -125,7 +132,7 @@ def test_scaffold_is_the_published_algorithm(variant: str, engine: str) -> None:
     model, c, _ = published(task, recipe, ROUNDS)
     done = run(task, recipe, rounds=ROUNDS, engine=engine, chunk=3)
     assert_close(done.model, model, rtol=1e-9, atol=1e-11)
-    assert_close(done.recipe.local.field(), c, rtol=1e-9, atol=1e-11)
+    assert_close(common(done), c, rtol=1e-9, atol=1e-11)
     assert any(bool(v.abs().max() > 1e-3) for v in c.values())
 
 
@@ -137,7 +144,7 @@ def test_a_codec_that_needs_every_value_changes_nothing(variant: str) -> None:
     parts = recipe.parts() | {"codec": Filling()}
     full = run(task, Recipe(**parts), rounds=ROUNDS)  # type: ignore[arg-type]
     assert_close(short.model, full.model, rtol=1e-9, atol=1e-11)
-    assert_close(short.recipe.local.field(), full.recipe.local.field(), rtol=1e-9, atol=1e-11)
+    assert_close(common(short), common(full), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("variant", ["whole", "rows", "epochs"])
@@ -151,8 +158,8 @@ def test_the_servers_variate_is_the_mean_of_the_clients(variant: str) -> None:
         for client in range(len(task.federation)):
             total += variate(done, name, client)
             torch.testing.assert_close(variate(done, name, client), own[client][name], rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(total, len(task.federation) * done.recipe.local.field()[name], rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(c[name], done.recipe.local.field()[name], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(total, len(task.federation) * common(done)[name], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(c[name], common(done)[name], rtol=1e-9, atol=1e-11)
 
 
 class Line(nn.Module):
@@ -179,7 +186,7 @@ def test_it_comes_to_the_minimum_of_the_loss_that_its_weights_say(weights: str, 
     exact = {"select": "everyone", "weights": weights, "batch_size": None, "iterations": 5, "lr": 0.05}
     done = run(task, get("scaffold").with_options(exact), rounds=200)
     assert float(done.model["slope.weight"]) == pytest.approx(expected, rel=1e-9)
-    assert float(done.recipe.local.field()["slope.weight"]) == pytest.approx(0, abs=1e-9), "c is the mean gradient"
+    assert float(common(done)["slope.weight"]) == pytest.approx(0, abs=1e-9), "c is the mean gradient"
     other = run(task, get("fedavg").with_options(exact), rounds=200)
     assert float(other.model["slope.weight"]) != pytest.approx(expected, rel=1e-2)
 
@@ -187,10 +194,10 @@ def test_it_comes_to_the_minimum_of_the_loss_that_its_weights_say(weights: str, 
 def variate(done: Experiment, name: str, client: int) -> Tensor:
     """c_i of a parameter, from the client's memory."""
     who, out = torch.tensor([client]), torch.zeros(done.task.shapes[name])
-    rows = done.store.get_rows(f"variate/{name}", who)
+    rows = done.population.parts["local"].get_rows(f"variate/{name}", who)
     if rows is not None:
         return out.index_add_(0, rows[0].ids[0], rows[1][0])
-    dense = done.store.get(f"variate/{name}", who)
+    dense = done.population.parts["local"].get(f"variate/{name}", who)
     return out if dense is None or not bool(dense[1][0]) else dense[0][0]
 
 
@@ -200,11 +207,11 @@ def test_memory_holds_the_rows_of_the_last_batches_and_no_more() -> None:
     samples = task.federation.train
     for client in range(len(task.federation)):
         who = torch.tensor([client])
-        last = max(t for t in range(12) if client in recipe.select.choose(t, len(task.federation), 0).clients)
+        last = max(t for t in range(12) if client in chosen(recipe, t, len(task.federation)).clients)
         index = recipe.local.batches(last, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
         features, _ = samples.batch(index + samples.offsets[client])
         expected = {0, *features["item"].flatten().tolist(), *features["history"].flatten().tolist()}
-        rows = done.store.get_rows("variate/item.weight", who)
+        rows = done.population.parts["local"].get_rows("variate/item.weight", who)
         assert rows is not None
         named = rows[0].ids[0, : int(rows[0].counts[0])].tolist()
         assert named == sorted(set(named))
@@ -248,10 +255,10 @@ def test_private_parameters_are_not_corrected() -> None:
     task = pair()
     recipe = get("scaffold").with_options(SMALL | {"cohort": 4, "slices": "shared", "patterns": "shared.*"})
     done = run(task, recipe, rounds=3)
-    assert all(bool((value == 0).all()) for name, value in done.recipe.local.field().items() if "shared" not in name)
-    assert bool((done.recipe.local.field()["shared.weight"] != 0).any())
-    assert done.store.get("variate/head.weight", torch.arange(2)) is None
-    kept = done.store.get("kept/head.weight", torch.arange(len(SIZES)))
+    assert all(bool((value == 0).all()) for name, value in common(done).items() if "shared" not in name)
+    assert bool((common(done)["shared.weight"] != 0).any())
+    assert done.population.parts["local"].get("variate/head.weight", torch.arange(2)) is None
+    kept = done.population.parts["slices"].get("kept/head.weight", torch.arange(len(SIZES)))
     assert kept is not None
     assert bool((kept[0][kept[1]] != task.initial(0)["head.weight"]).any())
 
@@ -265,7 +272,7 @@ def test_resuming_restores_every_variate() -> None:
     second.load_state_dict(*first.state_dict())
     second.run()
     assert_same(second.model, whole.model)
-    assert_same(second.store.state_dict(), whole.store.state_dict())
+    assert_same(second.population.memories.state_dict(), whole.population.memories.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +297,7 @@ def test_a_broken_client_leaves_no_trace_in_the_variates() -> None:
     finally:
         task.federation.train.label[-1] = 0.0
     assert whole.rejected == 2
-    assert all(bool(torch.isfinite(v).all()) for v in [*whole.model.values(), *whole.recipe.local.field().values()])
-    rows = whole.store.get_rows("variate/item.weight", torch.tensor([len(SIZES) - 1]))
+    assert all(bool(torch.isfinite(v).all()) for v in [*whole.model.values(), *common(whole).values()])
+    rows = whole.population.parts["local"].get_rows("variate/item.weight", torch.tensor([len(SIZES) - 1]))
     assert rows is not None
     assert int(rows[0].counts[0]) == 0

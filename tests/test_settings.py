@@ -18,13 +18,13 @@ from fedslice.codecs import Dense, TopK
 from fedslice.combine import HeatCorrected
 from fedslice.compare import requests
 from fedslice.config import Settled, assignments, known_settings, request, resolve, settle
-from fedslice.errors import UserError, shown, unknown
+from fedslice.core.errors import UserError, shown, unknown
 from fedslice.local import SGD, Prox
 from fedslice.measure.base import Instrument
 from fedslice.recipe import PARTS, Recipe
 from fedslice.select import Uniform
 from fedslice.settings import pairs, read, written
-from toys import recommender
+from toys import chosen, recommender
 
 AMBIGUOUS = "Setting 'beta' is ambiguous for recipe 'fedntd': both local.beta and task.beta exist. Use the full name."
 
@@ -252,8 +252,8 @@ def test_a_recipe_without_a_cohort_takes_all_of_few_clients_and_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Experiment(task, recipes.get("fedavg", cohort=clients), rounds=1)
-    assert len(Uniform().choose(0, 30, 0).clients) == 30
-    assert len(Uniform().choose(0, 100, 0).clients) == len(Uniform(replacement=True).choose(0, 3, 0).clients) == 50
+    for uniform, enrolled, cohort in ((Uniform(), 30, 30), (Uniform(), 100, 50), (Uniform(replacement=True), 3, 50)):
+        assert len(chosen(Recipe(select=uniform), 1, enrolled).clients) == cohort
 
 
 # --- in Python ------------------------------------------------------------------------------------------------------

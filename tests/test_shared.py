@@ -3,29 +3,32 @@
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from exchange import Sent, heard
 from fedslice.combine import Coverage, HeatCorrected
 from fedslice.config import assignments
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
+from fedslice.core.fields import VALUES
+from fedslice.core.message import HEADER_BYTES, Field, Message
+from fedslice.core.slice import Slice, Values
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.runs import checkpoint
 from fedslice.select import Everyone, Uniform
-from fedslice.slice import Slice, Values
 from fedslice.slices import Shared
 from fedslice.task import Task
+from fedslice.training.events import Listener, Taken
+from fedslice.training.experiment import Experiment
 from toys import (
     SIZES,
     assert_close,
     assert_same,
+    chosen,
     classifier,
     double,
     kept,
@@ -35,7 +38,6 @@ from toys import (
     readers,
     recommender,
     run,
-    world,
 )
 
 CLIENTS = len(SIZES)
@@ -53,8 +55,15 @@ def float64() -> Iterator[None]:
 
 
 def shared_by(part: Shared, task: Task) -> set[str]:
-    part.setup(world(task))
-    return set(part.down(0, ALL, part.hold(0, ALL)).axes)
+    """What comes down, of which each side says the same, and goes up."""
+    experiment = Experiment(task, Recipe(slices=part, select=Everyone()), rounds=1)
+    memory, state = experiment.population.parts["slices"], experiment.server.states["slices"]
+    hold = part.hold(memory, 0, ALL)
+    assert hold.axes.keys() == task.shapes.keys()
+    up, _ = part.up(memory, 0, ALL, hold, {}, {}, {})
+    down = part.down(state, 0, ALL, hold)
+    assert up.axes.keys() == part.came(memory, 0, ALL, hold).axes.keys() == down.axes.keys()
+    return set(down.axes)
 
 
 def test_words_stand_for_patterns() -> None:
@@ -135,52 +144,91 @@ def prepared(name: str, rounds: int, **options: Any) -> Experiment:
     return Experiment(task_of(), get("fdrl", cohort=4, **SMALL | own | options), rounds=rounds, eval_every=1)
 
 
-def watched(experiment: Experiment) -> tuple[list[Sent], list[Slice]]:
-    """Every message, and what came down, from now on."""
-    messages = heard(experiment)
-    downs: list[Slice] = []
-    down = experiment.recipe.slices.down
+class Packed(NamedTuple):
+    """One client's message in bytes, and what its fields are about."""
 
-    def downloading(*given: Any) -> Slice:
-        downs.append(down(*given))
-        return downs[-1]
+    round: int
+    client: int
+    body: bytes
+    about: dict[str, set[str]]
 
-    experiment.recipe.slices.down = downloading  # type: ignore[method-assign]
-    return messages, downs
+
+class Messages(Listener):
+    """Every message of the rounds, in bytes."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.ups: list[Packed] = []
+        self.downs: list[Packed] = []
+        self.parts: list[Slice] = []
+        self._fingerprint = experiment.spec.fingerprint
+        experiment.events.add(self)
+
+    def requested(self, message: Message) -> None:
+        self._pack(self.ups, message)
+
+    def answered(self, message: Message) -> None:
+        self._pack(self.downs, message)
+
+    def taken(self, event: Taken) -> None:
+        self._pack(self.ups, event.message)
+        self.parts.append(event.part)
+
+    def _pack(self, to: list[Packed], message: Message) -> None:
+        about = {
+            name: set(field.on.axes) if isinstance(field, Field) and field.on is not None else set()
+            for name, field in message.fields.items()
+        }
+        for place, client in enumerate(message.head.clients.tolist()):
+            data = message.pack(place, self._fingerprint)
+            size = sum(int(each[place]) for each in message.sizes().values())
+            assert len(data) == size + int(message.framing()[place])
+            to.append(Packed(message.head.round, client, data[HEADER_BYTES:], about))
 
 
 @pytest.mark.usefixtures("float64")
 @every_inner
 def test_what_is_private_is_in_no_message(name: str) -> None:
-    """T61, on uploads, on the bytes that are sent, and on what comes down.
+    """T61, on the bytes of every message, and on what its fields are about.
 
-    No value of a client's private block, start, end or difference, has its eight bytes in a message.
+    No value of a client's private block, start, end or difference, has its eight bytes in a message, but for those with
+    which everyone begins: the server knows them, and sends them once to whoever is new.
     """
     experiment = prepared(name, rounds=4)
-    messages, downs = watched(experiment)
+    messages = Messages(experiment)
     shared = {n for n in experiment.task.shapes if n.startswith("shared.")}
+    private = experiment.task.shapes.keys() - shared
     start = experiment.task.initial(0)
     secret: dict[int, Values] = {c: {n: v for n, v in start.items() if n not in shared} for c in range(CLIENTS)}
+    met: set[int] = set()
     for row in experiment.stream():
-        said = [m for m in messages if m.t == row["round"] - 1]
-        assert bool(said) == (row["round"] > 0)
+        said, came = ([m for m in some if m.round == row["round"] - 1] for some in (messages.ups, messages.downs))
+        assert bool(said) == bool(came) == (row["round"] > 0)
+        for message in came:
+            assert message.about["first"] == private
+            assert shown(secret[message.client], message.body) == (message.client not in met)
+        blocks = {}
+        for client in {message.client for message in said}:
+            now = {n: v for n, v in kept(experiment, client).items() if n not in shared}
+            assert now.keys() == secret[client].keys() == private
+            moved = {n: now[n] - secret[client][n] for n in now}
+            assert any(bool(v.any()) for v in moved.values())
+            blocks[client] = secret[client], now, moved
+            secret[client] = now
         for message in said:
-            assert message.message.part.axes.keys() == shared
-            for place, client in enumerate(message.clients):
-                header, payload = message.pack(place)
-                assert len(payload) == int(message.bytes[place])
-                now = {n: v for n, v in kept(experiment, client).items() if n not in shared}
-                assert now.keys() == secret[client].keys()
-                moved = {n: now[n] - secret[client][n] for n in now}
-                assert any(bool(v.any()) for v in moved.values())
-                for block in (secret[client], now, moved):
-                    for value in torch.cat([v.flatten() for v in block.values()]).tolist():
-                        assert value == 0 or struct.pack("<d", value) not in payload
-                secret[client] = now
-                assert header.parameters.keys() == shared
-    assert downs
-    assert all(down.axes.keys() == shared for down in downs)
+            assert not any(shown(block, message.body) for block in blocks[message.client])
+        for message in (*said, *came):
+            assert all(names <= shared for field, names in message.about.items() if field != "first")
+        met |= blocks.keys()
+    assert messages.parts
+    assert all(part.axes.keys() == shared for part in messages.parts)
+    assert any(message.about.get(VALUES) == shared for message in messages.downs)
     assert all(torch.equal(experiment.model[n], start[n]) for n in start if n not in shared), "nothing to learn from"
+
+
+def shown(block: Values, body: bytes) -> bool:
+    """Whether a value of a block, which is not zero, stands in a message."""
+    values = torch.cat([v.flatten() for v in block.values()]).tolist()
+    return any(value != 0 and struct.pack("<d", value) in body for value in values)
 
 
 @every_inner
@@ -189,7 +237,7 @@ def test_private_values_survive_absence_and_a_restart(name: str, tmp_path: Path)
     before: dict[int, Values] = {}
     away = 0
     for row in experiment.stream():
-        here = experiment.recipe.select.choose(row["round"] - 1, CLIENTS, 0).clients.tolist() if row["round"] else []
+        here = chosen(experiment.recipe, row["round"] - 1).clients.tolist() if row["round"] else []
         for client in range(CLIENTS):
             if client not in here and client in before:
                 assert_same(kept(experiment, client), before[client])
@@ -203,8 +251,8 @@ def test_private_values_survive_absence_and_a_restart(name: str, tmp_path: Path)
     second.load_state_dict(*checkpoint.load(tmp_path / "state"))
     second.run()
     assert_same(second.model, experiment.model)
-    assert_same(second.store.state_dict(), experiment.store.state_dict())
-    assert_same(second.recipe.state_dict(), experiment.recipe.state_dict())
+    assert_same(second.population.memories.state_dict(), experiment.population.memories.state_dict())
+    assert_same(second.server.state_dict(), experiment.server.state_dict())
 
 
 @pytest.mark.usefixtures("float64")
@@ -242,6 +290,7 @@ def test_a_part_inside_of_which_all_is_shared_is_itself(
     one, other = (run(task, method, rounds=4, engine="vectorized") for method in (inside, alone))
     assert_close(one.model, other.model, rtol=1e-12, atol=1e-14)
     assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
+    assert one.ledger.enrol_bytes == other.ledger.enrol_bytes
     for client in range(CLIENTS):
         assert_close(kept(one, client), kept(other, client), rtol=1e-12, atol=1e-14)
 
@@ -256,7 +305,7 @@ def test_rows_of_both_encoders_are_the_whole_tables() -> None:
     assert rows.ledger.up_bytes < whole.ledger.up_bytes
     assert rows.ledger.down_bytes < whole.ledger.down_bytes
     for client in range(CLIENTS):
-        hold = rows.recipe.slices.hold(0, torch.tensor([client]))
+        hold = rows.recipe.slices.hold(rows.population.parts["slices"], 0, torch.tensor([client]))
         mine, everything = kept(rows, client), kept(whole, client)
         assert mine.keys() == everything.keys()
         for name, value in everything.items():
@@ -267,7 +316,7 @@ def test_rows_of_both_encoders_are_the_whole_tables() -> None:
 
 @pytest.mark.usefixtures("float64")
 def test_channels_of_the_shared_encoder_follow_feddd() -> None:
-    """S3, equations 4 to 6, for W alone; Q and H are each client's own throughout."""
+    """FedDD, equations 4 to 6, for W alone; Q and H are each client's own throughout."""
     task, every = pair(), 3
     inner = f"channel-dropout rate=0.5 full_every={every}"
     method = Recipe(Everyone(), Shared("shared.*", inner), combine=Coverage()).with_options(SMALL)
@@ -283,9 +332,12 @@ def test_channels_of_the_shared_encoder_follow_feddd() -> None:
             sent = mask[c] if t % every else torch.ones(3, dtype=torch.bool)
             fresh = {n: torch.where(_column(sent, model[n]), model[n], local[c][n]) for n in names}
             local[c] = plain_training(task, method, local[c] | fresh, t, c)
-        memory = experiment.store.get("mask/shared", ALL)
+        memory = experiment.population.parts["slices"].inner.get("mask/shared", ALL)
+        server = experiment.server.states["slices"].inner.masks.get("mask/shared", ALL)
         assert memory is not None
+        assert server is not None
         mask = memory[0]
+        assert torch.equal(mask, server[0])
         assert mask.sum(1).tolist() == [2] * CLIENTS
         for n in names:
             weight = sizes.view(-1, *[1] * model[n].dim()) * torch.stack([_column(m, model[n]) for m in mask])
@@ -313,7 +365,12 @@ def test_narrow_bodies_with_heads_of_their_own() -> None:
 
 
 def test_nothing_is_no_message() -> None:
-    done = run(pair(), Recipe(Uniform(cohort=4), Shared("none")).with_options(SMALL), 2)
-    assert (done.ledger.up_bytes, done.ledger.down_bytes, done.rejected) == (0, 0, 0)
+    """But for the values with which everyone begins, once for each client that is met."""
+    task, recipe = pair(), Recipe(Uniform(cohort=4), Shared("none")).with_options(SMALL)
+    done = run(task, recipe, 3)
+    met = {client for t in range(3) for client in chosen(recipe, t).clients.tolist()}
+    first = 4 * len(met) * sum(shape.numel() for shape in task.shapes.values())
+    assert (done.ledger.up_bytes, done.ledger.down_bytes, done.rejected) == (0, first, 0)
+    assert done.ledger.down["values"] == 0
     with pytest.raises(UserError, match="patterns=none sends nothing, and codec=sign has nothing to compress"):
         get("local", codec="sign")

@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedslice.core.encodings import Ids
-from fedslice.slice import Axis, Slice, Values
-from toys import Cut, axis_of, cuts, nested, numbers_like, values_on
+from fedslice.core.message import Field, Header, Kind, Message
+from fedslice.core.slice import Axis, Slice, Values
+from fedslice.recipe import Recipe
+from fedslice.select import Everyone
+from fedslice.slices import FeatureRows
+from toys import Cut, axis_of, begun, cuts, index_set, nested, numbers_like, readers, values_on
 
 SEEDS = st.integers(0, 2**32 - 1)
 id_lists = st.lists(st.lists(st.integers(0, 9), max_size=8).map(lambda x: sorted(set(x))), min_size=1, max_size=5)
@@ -25,6 +29,15 @@ def added_up(cut: Cut, values: Values) -> Values:
         for place in itertools.product(*(range(len(ids)) for ids in lists)):
             out[name][tuple(ids[p] for ids, p in zip(lists, place, strict=True))] += own[place]
     return {name: torch.from_numpy(value) for name, value in out.items()}
+
+
+def id_bytes(*named: tuple[Axis, int | Axis]) -> list[int]:
+    """Bytes of a message that names positions on these axes, out of so many or out of those of another axis."""
+    who = torch.arange(len(named[0][0].counts))
+    fields = {str(number): Field(Ids(), of=of) for number, (_, of) in enumerate(named)}
+    body = {str(number): axis for number, (axis, _) in enumerate(named)}
+    sizes = Message(Header(Kind.REQUEST, 0, who, who, who, who), fields, body).sizes()
+    return torch.stack(list(sizes.values())).sum(0).tolist()
 
 
 def zeros(shapes: dict[str, torch.Size]) -> Values:
@@ -226,7 +239,7 @@ def test_an_axis_lists_its_members_only_when_asked() -> None:
     lazy = Axis(torch.tensor([2, 3]), refuse)
     cut = Slice(2, {"w": torch.Size([10, 4])}, {"w": (lazy, None)})
     assert cut.numbers().tolist() == [8, 12]
-    assert cut.id_bytes().tolist() == [1, 2]
+    assert id_bytes((lazy, 10)) == [1, 2]
 
 
 @settings(deadline=None, max_examples=80)
@@ -242,25 +255,44 @@ def test_ids_cost_the_smaller_of_packed_integers_and_a_bitmap(extent: int, share
     counts = [round(share * extent) for share in shares]
     axis = axis_of([list(range(count)) for count in counts])
     bits = next(b for b in itertools.count(1) if 2**b >= extent)
-    assert Ids(extent).width == bits
+    assert Ids.width(extent) == bits
     # who holds all positions need not name them
     expected = [min(-(-count * bits // 8), -(-extent // 8)) * (count < extent) for count in counts]
-    whole, rows = (None, None), (axis, None)
-    shapes = {name: torch.Size([extent, 2]) for name in ("one", "two", "other")}
-    assert Slice(len(counts), shapes, {"one": rows, "other": whole}).id_bytes().tolist() == expected
-    shared = Slice(len(counts), shapes, {"one": rows, "two": rows})
-    assert shared.id_bytes().tolist() == expected, "an axis that two parameters share is named once"
-    twice = Slice(len(counts), shapes, {"one": rows, "two": (Axis(axis.counts, axis.ids), None)})
-    assert twice.id_bytes().tolist() == [2 * size for size in expected]
-    both = Slice(len(counts), {"w": torch.Size([extent, extent])}, {"w": (axis, Axis(axis.counts, axis.ids))})
-    assert both.id_bytes().tolist() == [2 * size for size in expected]
+    assert id_bytes((axis, extent)) == expected
+    assert id_bytes((axis, extent), (axis, extent)) == [2 * size for size in expected]
+    first = Axis(axis.counts, axis.ids, torch.ones_like(axis.counts, dtype=torch.bool))
+    assert not any(id_bytes((first, extent))), "first positions are known from their number"
+    halves = [count // 2 for count in counts]
+    among = [
+        min(-(-n * Ids.width(count) // 8), -(-count // 8)) * (n < count)
+        for n, count in zip(halves, counts, strict=True)
+    ]
+    assert id_bytes((axis_of([list(range(n)) for n in halves]), axis)) == among, "numbered among those that are held"
+
+
+def test_an_axis_that_two_parameters_share_is_named_once() -> None:
+    """Two encoders have tables of their own for the same features."""
+    experiment = begun(readers(), Recipe(select=Everyone(), slices=FeatureRows()), rounds=1)
+    task, clients = experiment.task, torch.arange(6)
+    request = experiment.population.ask(0, clients)
+    assert len(task.tables) == 4
+    assert len(request.fields) == 2
+    expected = []
+    for client in clients.tolist():
+        held = {table: len(index_set(task, table, client)) for table in ("shared.item.weight", "shared.tag.weight")}
+        item, tag = held.values()
+        expected.append(min(-(-item * 4 // 8), 2) * (item < 14) + (tag < 6))  # out of 14, and out of 6
+    assert torch.stack(list(request.sizes().values())).sum(0).tolist() == expected
+    hold = FeatureRows().requested(experiment.server.states["slices"], 0, clients, request.body)
+    for what in ("item", "tag"):
+        assert hold.axes[f"shared.{what}.weight"] == hold.axes[f"private.{what}.weight"]
 
 
 def test_whole_and_replace() -> None:
     shapes = {"a": torch.Size([3, 2]), "b": torch.Size([4]), "c": torch.Size([])}
     whole = Slice.whole(2, shapes)
     assert whole.numbers().tolist() == [11, 11]
-    assert whole.id_bytes().tolist() == [0, 0]
+    assert all(axis is None for axes in whole.axes.values() for axis in axes), "there is nothing to name"
     some = Slice.whole(2, shapes, ["b"]).replace({"a": axis_of([[0], [1, 2]]), "b": axis_of([[], [0, 3]])})
     assert some.axes.keys() == {"b"}, "a parameter that is not held stays so"
     assert some.numbers().tolist() == [0, 2]

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedslice import experiment
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
+from fedslice.core.store import Store
 from fedslice.local import Moon
 from fedslice.recipe import Recipe
 from fedslice.runs import checkpoint
 from fedslice.select import Uniform
-from fedslice.store import Store
+from fedslice.training import population
+from fedslice.training.experiment import Experiment
 from toys import assert_same, mlp, run
 
 CLIENTS, SHAPE = 9, (2, 3)
@@ -69,6 +70,45 @@ def test_a_checkpoint_restores_it_whatever_the_limits(before: Puts, after: Puts,
     assert_same(again.state_dict(), store.state_dict())
     assert_holds(again, expected | filled(again, after))
     assert_holds(store, expected)  # the two share nothing
+
+
+@given(puts, st.lists(st.integers(0, CLIENTS - 1), unique=True), puts, limits)
+@settings(max_examples=40)
+def test_what_is_forgotten_is_as_if_it_had_never_been_put(
+    before: Puts, gone: list[int], after: Puts, limit: int
+) -> None:
+    store, again = Store(CLIENTS, limit=limit), Store(CLIENTS, limit=limit)
+    expected = filled(store, before)
+    store.forget("a", torch.tensor(gone, dtype=torch.int64))
+    left = {client: value for client, value in expected.items() if client not in gone}
+    assert_holds(store, left)
+    again.load_state_dict(store.state_dict())
+    assert_holds(again, left)
+    for one in (store, again):
+        assert_holds(one, left | filled(one, after))
+
+
+def test_names_are_forgotten_by_their_beginnings() -> None:
+    store, who = Store(CLIENTS), torch.tensor([1, 4])
+    ids, mine = torch.tensor([[0, 5], [2, 2]]), torch.tensor([[True, True], [True, False]])
+    for name in ("a/w", "a/b", "ab/w"):
+        store.put(name, who, values([1, 4], 0))
+        store.put_rows(name, who, ids, mine, values([1, 4], 1))
+    store.forget("a", torch.tensor([4, 7]))
+    for name in ("a/w", "a/b", "ab/w"):
+        memory, rows = store.get(name, who), store.get_rows(name, who)
+        assert memory is not None
+        assert memory[1].tolist() == [True, name == "ab/w"]
+        assert rows is not None
+        assert rows[0].counts.tolist() == [2, int(name == "ab/w")]
+    store.forget("a/w", torch.tensor([1]))
+    assert store.get("a/w", who) is None
+    assert store.get_rows("a/w", who) is None
+    again = Store(CLIENTS)
+    again.load_state_dict(store.state_dict())
+    assert_same(again.state_dict(), store.state_dict())
+    assert again.get("a/w", who) is None
+    assert again.get("a/b", who) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.uint8])
@@ -131,9 +171,9 @@ def test_a_run_is_the_same_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     task, recipe = mlp(), Recipe(local=Moon(mu=1, iterations=2), select=Uniform(cohort=3))
     whole, first = run(task, recipe, rounds=4), run(task, recipe, rounds=2)
     checkpoint.save(tmp_path / "state", *first.state_dict())
-    monkeypatch.setattr(experiment, "Store", partial(Store, limit=16))
-    second = experiment.Experiment(task, recipe, rounds=4)
+    monkeypatch.setattr(population, "Store", partial(Store, limit=16))
+    second = Experiment(task, recipe, rounds=4)
     second.load_state_dict(*checkpoint.load(tmp_path / "state"))
     second.run()
     assert_same(second.model, whole.model)
-    assert_same(second.store.state_dict(), whole.store.state_dict())
+    assert_same(second.population.memories.state_dict(), whole.population.memories.state_dict())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.config import Request, build_task
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation, Ragged
 from fedslice.task import Task
 from toys import MLP, Plain, assert_same, double, mlp, squared

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedslice import Experiment, Task, recipes, tasks
+from fedslice.core.errors import UserError
 from fedslice.datasets import sent140
-from fedslice.errors import UserError
 from fedslice.federation import Ragged
 from fedslice.measure.heat import describe
 from layouts import REAL_DATA

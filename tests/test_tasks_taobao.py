@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedslice import Experiment, recipes
+from fedslice.core.errors import UserError
 from fedslice.datasets import taobao as files
 from fedslice.datasets.taobao import Clicks
-from fedslice.errors import UserError
 from fedslice.federation import Ragged, Samples
 from fedslice.measure.heat import describe
 from fedslice.tasks import taobao

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedslice.experiment import Experiment
+from fedslice.core.slice import Values
 from fedslice.federation import Federation
 from fedslice.measure.conditioning import conditioning
 from fedslice.measure.gradients import full_gradient, gradient_norms
 from fedslice.measure.heat import corrections
 from fedslice.recipes import RECIPES
-from fedslice.slice import Values
 from fedslice.task import Task
 from fedslice.tasks.example1 import ENTRY, example1
+from fedslice.training.experiment import Experiment
 from toys import assert_close, double, index_set, recommender, run, samples_of
 
 EXACT = {"select": "everyone", "iterations": 1, "batch_size": None}

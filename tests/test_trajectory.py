@@ -15,21 +15,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from command import SMALL, fedslice, without_seconds
-from fedslice import vectors
 from fedslice.codecs.basis import Basis
 from fedslice.config import request, resolve
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core import vectors
+from fedslice.core.errors import UserError
+from fedslice.core.part import Round
+from fedslice.core.update import RowDelta
+from fedslice.core.vectors import Vectors
 from fedslice.measure.base import Moment
 from fedslice.measure.instruments import is_measured
 from fedslice.measure.trajectory import COUNTS, RANK, Trajectory, residual
 from fedslice.panel import Panel
-from fedslice.parts import RoundEnd
 from fedslice.recipes import RECIPES, get
 from fedslice.runs import checkpoint
 from fedslice.runs.execute import execute
 from fedslice.runs.reading import read
-from fedslice.vectors import Vectors
+from fedslice.training.experiment import Experiment
 from toys import begun, double, fitting, mlp
 
 SHARES = [f"trajectory_share_{k}" for k in COUNTS]
@@ -44,8 +45,9 @@ def followed(updates: Tensor, scratch: Path | None = None) -> Trajectory:
     found = Trajectory()
     found._shapes = {"x": torch.Size([len(updates)])}
     found._updates = Vectors("measure=trajectory", len(updates), updates.shape[1], torch.float32, scratch, "")
+    nobody = torch.zeros(0, dtype=torch.int64)
     for t, update in enumerate(updates.T):
-        found.observe(RoundEnd(t, torch.zeros(0), torch.zeros(0), {"x": (None, update)}, {}))
+        found.observe(Round(t, nobody, nobody, {}, {}, {"x": RowDelta(None, update)}, {}))
     return found
 
 
@@ -53,7 +55,7 @@ def followed(updates: Tensor, scratch: Path | None = None) -> Trajectory:
 def moment() -> Moment:
     """Any: what is measured has been observed before."""
     experiment = Experiment(mlp(), get("fedavg", cohort=2), rounds=1)
-    return Moment(experiment.world, 0, experiment.model, experiment.engine)
+    return Moment(experiment._scene, 0, experiment.model, experiment.engine)
 
 
 def measured(found: Trajectory) -> dict[str, float]:
@@ -103,7 +105,7 @@ def test_the_residual_is_what_a_projection_on_the_earlier_directions_misses(roun
 @settings(deadline=None, max_examples=50)
 @given(st.integers(5, 40), st.integers(3, 12), st.sampled_from([1, 2, 5, 10]), st.integers(0, 99))
 def test_the_mean_projection_error_is_the_energy_left_out(size: int, rounds: int, rank: int, seed: int) -> None:
-    """T44, S4's proposition 3.4.1: of the energy of all updates P·Pᵀ misses ρ_R, and that is one minus the share."""
+    """T44, FLSS's proposition 3.4.1: of the energy of all updates P·Pᵀ misses ρ_R, and that is one minus the share."""
     updates = matrix(size, rounds, seed)
     basis = Basis.of(updates.double(), rank)
     assert basis is not None

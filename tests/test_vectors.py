@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedslice import vectors
 from fedslice.codecs.basis import Basis
-from fedslice.errors import UserError
-from fedslice.vectors import Vectors
+from fedslice.core import vectors
+from fedslice.core.errors import UserError
+from fedslice.core.vectors import Vectors
 
 SIZE, COUNT = 37, 5
 Make = Callable[..., Vectors]
@@ -165,8 +165,8 @@ MEASURED = """
 import resource, sys
 from pathlib import Path
 import torch
-from fedslice import vectors
 from fedslice.codecs.basis import Basis
+from fedslice.core import vectors
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 torch.set_num_threads(1)
@@ -182,7 +182,7 @@ for _ in range(count - 1):
 kept.products(one)
 basis = Basis.of(kept, rank)
 for _ in range(3):
-    basis = basis.follow(torch.randn(size), 0.9, rank)
+    basis = basis.follow(torch.randn(size), 0.9, rank).basis
 print(size * count * 4, size * rank * 4, peak() - before)
 """
 

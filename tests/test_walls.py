@@ -1,4 +1,4 @@
-"""Methods that lean on the walls between parts: FedDD (S3), FLSS (S4), FDRL (S2), and recipes that are refused."""
+"""Methods that lean on the walls between parts: FedDD, FLSS, FDRL, and recipes that are refused."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,30 +10,37 @@ from torch import Tensor
 
 from fedslice.codecs import StreamingSubspace
 from fedslice.codecs.basis import Basis
+from fedslice.codecs.subspace import Subspace
 from fedslice.combine import Coverage, Mean
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment
+from fedslice.core.errors import UserError
+from fedslice.core.message import Field, Message
+from fedslice.core.part import Round, ServerRun
+from fedslice.core.slice import Slice
+from fedslice.core.spec import Spec
+from fedslice.core.update import RowDelta
 from fedslice.federation import Federation
-from fedslice.parts import RoundEnd
 from fedslice.recipe import PARTS, Recipe
 from fedslice.recipes import RECIPES, get
 from fedslice.select import Everyone, Uniform
 from fedslice.slices import ChannelDropout, Shared, Slices
 from fedslice.task import Task
-from fedslice.vectors import Vectors
+from fedslice.training.enrolled import Enrolled
+from fedslice.training.events import Listener, Taken
+from fedslice.training.experiment import Experiment, spec_of
 from toys import (
     SIZES,
     assert_close,
     assert_same,
+    chosen,
     double,
     fitting,
     kept,
     mlp,
     pair,
     plain_training,
+    recommender,
     run,
     watched,
-    world,
 )
 
 TRAINING = {"iterations": 3, "batch_size": 4, "lr": 0.05}
@@ -68,16 +75,22 @@ def test_without_dropout_feddd_is_fedavg_to_the_bit(full_every: int, weights: An
     one, two = run(task, feddd(0.0, full_every, weights=weights), rounds=4), run(task, plain, rounds=4)
     assert_same(one.model, two.model)
     assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
+    assert one.ledger.enrol_bytes == two.ledger.enrol_bytes
 
 
 def masks(experiment: Experiment, clients: int) -> dict[str, Tensor]:
-    """Per parameter, which coordinates each client sent in the last round: [clients, …]."""
+    """Per parameter, which coordinates each client sent in the last round: [clients, …]; both sides know them."""
     out = {}
     for name, shape in experiment.task.shapes.items():
-        memory = experiment.store.get(f"mask/{name.rpartition('.')[0]}", torch.arange(clients))
+        layer, who = f"mask/{name.rpartition('.')[0]}", torch.arange(clients)
+        memory = experiment.population.parts["slices"].get(layer, who)
+        server = experiment.server.states["slices"].masks.get(layer, who)
         assert memory is not None
+        assert server is not None
         channels, known = memory
         assert bool(known.all())
+        assert bool(server[1].all())
+        assert torch.equal(channels, server[0])
         out[name] = channels.view(clients, -1, *[1] * (len(shape) - 1)).expand(clients, *shape)
     return out
 
@@ -86,7 +99,7 @@ def masks(experiment: Experiment, clients: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize(("rate", "full_every"), [(0.5, 3), (0.8, 2), (0.34, 1)])
 def test_feddd_is_what_its_equations_say(rate: float, full_every: int, chunk: int | None) -> None:
-    """T31, T39: equations 4 to 6 of S3, client by client, with a local model of its own for each."""
+    """T31, T39: equations 4 to 6 of FedDD, client by client, with a local model of its own for each."""
     task, recipe = mlp(), feddd(rate, full_every)
     experiment = Experiment(task, recipe, rounds=6, eval_every=1, chunk=chunk)
     clients, sizes = len(SIZES), torch.tensor(SIZES)
@@ -172,9 +185,10 @@ def test_a_client_whose_first_upload_was_refused_downloads_the_whole_model_next(
     """It has no local model that the last mask could be laid over: what it starts from must have come down."""
     done = run(with_a_broken_client(), feddd(0.5, 5), rounds=1)
     assert done.rejected == 1
-    slices, broken = done.recipe.slices, torch.tensor([1])
-    down = slices.down(1, broken, slices.hold(1, broken))
-    assert down.numbers().tolist() == [12]
+    download = done.server.glimpse(done.population.ask(1, torch.tensor([0, 1])))
+    assert download.sizes()["values"].tolist() == [4 * 6, 4 * 12]
+    slices, memory, broken = done.recipe.slices, done.population.parts["slices"], torch.tensor([1])
+    assert slices.came(memory, 1, broken, slices.hold(memory, 1, broken)).numbers().tolist() == [12]
 
 
 # --- FLSS ---------------------------------------------------------------------------------------------------------
@@ -189,12 +203,14 @@ def numbers_in(task: Any) -> int:
 
 
 def test_full_updates_in_every_round_are_fedavg_to_the_bit() -> None:
-    """T40, s = 1."""
+    """T40, s = 1. The basis comes down although nothing is projected: whole after round 2, then what leads it on."""
     task = mlp()
     one = run(task, flss(rank=2, warmup=2, every=1), rounds=6)
     two = run(task, Recipe(select=Everyone()).with_options(TRAINING), rounds=6)
     assert_same(one.model, two.model)
-    assert (one.ledger.up_bytes, one.ledger.down_bytes) == (two.ledger.up_bytes, two.ledger.down_bytes)
+    assert one.ledger.up_bytes == two.ledger.up_bytes
+    basis = 4 * 2 * numbers_in(task) + 3 * 8 * (2 + 1) * 2
+    assert one.ledger.down_bytes == two.ledger.down_bytes + len(SIZES) * basis
 
 
 def test_with_the_identity_for_a_basis_flss_is_fedavg() -> None:
@@ -203,10 +219,13 @@ def test_with_the_identity_for_a_basis_flss_is_fedavg() -> None:
     size = numbers_in(task)
     plain = run(task, Recipe(select=Everyone()).with_options(TRAINING), rounds=6)
     experiment = Experiment(task, flss(rank=size, warmup=1, every=9), rounds=6, eval_every=1)
+    codec = experiment.recipe.codec
+    assert isinstance(codec, StreamingSubspace)
     for t in each_round(experiment):
+        state = experiment.server.states["codec"]
         if t == 1:
-            experiment.recipe.codec._basis = Basis(torch.eye(size), torch.ones(size).double())  # type: ignore[attr-defined]
-        assert t < 2 or not experiment.recipe.codec.full(t)  # type: ignore[attr-defined]
+            state.basis = Basis(torch.eye(size), torch.ones(size).double())
+        assert t < 2 or not codec.is_full(state, t)
     assert_same(experiment.model, plain.model)
 
 
@@ -219,7 +238,7 @@ def test_any_square_orthogonal_basis_is_as_good() -> None:
     experiment = Experiment(task, flss(rank=size, warmup=1, every=9), rounds=5, eval_every=1)
     for t in each_round(experiment):
         if t == 1:
-            experiment.recipe.codec._basis = Basis(turned, torch.ones(size))  # type: ignore[attr-defined]
+            experiment.server.states["codec"].basis = Basis(turned, torch.ones(size))
     assert_close(experiment.model, plain.model, rtol=1e-9, atol=1e-12)
 
 
@@ -228,8 +247,6 @@ def test_a_projected_round_moves_the_model_by_the_projected_mean() -> None:
     """X += P·Pᵀ·(mean update), with the basis that made the codes."""
     task, recipe = mlp(), flss(rank=2, warmup=3, every=4)
     experiment = Experiment(task, recipe, rounds=7, eval_every=1)
-    codec = experiment.recipe.codec
-    assert isinstance(codec, StreamingSubspace)
     model, basis = task.initial(0), None
     for t in each_round(experiment):
         ends = [plain_training(task, recipe, model, t, c) for c in range(len(SIZES))]
@@ -247,31 +264,46 @@ def test_a_projected_round_moves_the_model_by_the_projected_mean() -> None:
             step = {n: part.view_as(step[n]) for n, part in zip(step, parts, strict=True)}
         assert_close(experiment.model, {n: model[n] + step[n] for n in model}, rtol=1e-8, atol=1e-11)
         model = {n: v.clone() for n, v in experiment.model.items()}
-        basis = codec.state_dict().get("basis")
+        basis = experiment.server.states["codec"].state_dict().get("space.columns")
+        basis = None if basis is None else basis.clone()  # which changes in place
 
 
 def test_codes_are_rank_words_on_the_wire() -> None:
+    """Up, and down again as the step that clients have missed; a full step brings the matrix that leads the basis."""
     task = mlp()
-    size, clients = numbers_in(task), len(SIZES)
-    experiment = Experiment(task, flss(rank=3, warmup=3, every=3), rounds=9, eval_every=1)
+    size, clients, rank, warmup = numbers_in(task), len(SIZES), 3, 3
+    experiment = Experiment(task, flss(rank=rank, warmup=warmup, every=3), rounds=9, eval_every=1)
+    mix = 8 * (rank + 1) * rank  # of M, which takes a basis and an update to the next basis
     up, down = 0, 0
     for t in each_round(experiment):
-        full = t < 3 or (t - 3) % 3 == 0
-        then = t - 1 < 3 or (t - 1 - 3) % 3 == 0
-        assert experiment.ledger.up_bytes - up == clients * 4 * (size if full else 3)
-        assert experiment.ledger.down_bytes - down == clients * 4 * (size if then else 3)
+        full, then = (at < warmup or (at - warmup) % 3 == 0 for at in (t, t - 1))
+        if t < warmup:
+            came = 4 * size
+        elif t == warmup:  # the model, and the first basis
+            came = 4 * size * (1 + rank)
+        else:
+            came = 4 * size + mix if then else 4 * rank
+        assert experiment.ledger.up_bytes - up == clients * 4 * (size if full else rank)
+        assert experiment.ledger.down_bytes - down == clients * came
         up, down = experiment.ledger.up_bytes, experiment.ledger.down_bytes
 
 
-def observed(updates: Tensor, rank: int, warmup: int) -> StreamingSubspace:
-    """A codec that has seen these updates [rounds, size], each of them in full."""
-    codec = StreamingSubspace(rank=rank, warmup=warmup, every=1)
-    codec.setup(world(mlp()))
-    codec._shapes = {"w": updates.shape[1:]}
-    codec._sampled = Vectors("codec=subspace", updates.shape[1], warmup, updates.dtype, None, "")
+class Line(torch.nn.Module):
+    """A model of one vector."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(size, dtype=dtype))
+
+
+def observed(updates: Tensor, rank: int, warmup: int) -> Subspace:
+    """The server's side of a codec that has seen these updates [rounds, size], each of them in full."""
+    codec, module = StreamingSubspace(rank=rank, warmup=warmup, every=1), Line(updates.shape[1], updates.dtype)
+    state = codec.server_state(ServerRun(Spec(module, None, (), Recipe(codec=codec)), Enrolled(), torch.device("cpu")))
+    who = torch.arange(1)
     for t, update in enumerate(updates):
-        codec.observe(RoundEnd(t, torch.arange(1), torch.zeros(1), {"w": (None, update)}, {}))
-    return codec
+        codec.observe(state, Round(t, who, who, {}, {}, {"w": RowDelta(None, update)}, {}))
+    return state
 
 
 def spread_of(low: float, rounds: int) -> Tensor:
@@ -282,9 +314,9 @@ def spread_of(low: float, rounds: int) -> Tensor:
     return (right * torch.logspace(0, low, 8, dtype=torch.float64)) @ left.T
 
 
-def skewness(codec: StreamingSubspace) -> float:
+def skewness(state: Subspace) -> float:
     """The largest entry of PᵀP − I."""
-    basis = codec.state_dict()["basis"]
+    basis = state.state_dict()["space.columns"]
     gram = basis.T @ basis
     return float((gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max())
 
@@ -306,11 +338,11 @@ def test_the_basis_is_the_leading_singular_subspace() -> None:
     """T41, T42: a batch of updates, or the same followed one by one; nothing is truncated before the end."""
     updates = spread_of(-2, 12)
     for warmup in (12, 8):
-        codec = observed(updates, rank=8, warmup=warmup)
+        found = observed(updates, rank=8, warmup=warmup).basis
         left, sigma, _ = torch.linalg.svd(updates.T, full_matrices=False)
-        assert codec._basis is not None
-        torch.testing.assert_close(codec._basis.sigma, sigma[:8], rtol=1e-6, atol=1e-9)
-        cosines = torch.linalg.svdvals(codec._basis.columns.T @ left[:, :8])
+        assert found is not None
+        torch.testing.assert_close(found.sigma, sigma[:8], rtol=1e-6, atol=1e-9)
+        cosines = torch.linalg.svdvals(found.columns.T @ left[:, :8])
         torch.testing.assert_close(cosines, torch.ones(8).double(), rtol=0, atol=1e-6)
 
 
@@ -319,20 +351,59 @@ def test_the_basis_is_the_leading_singular_subspace() -> None:
 SHARED = {"shared.weight", "shared.bias"}
 
 
-def test_what_is_private_is_never_in_a_message() -> None:
-    """T61."""
+class Messages(Listener):
+    """Every message of the rounds."""
+
+    def __init__(self) -> None:
+        self.requests: list[Message] = []
+        self.downloads: list[Message] = []
+        self.uploads: list[Message] = []
+
+    def requested(self, message: Message) -> None:
+        self.requests.append(message)
+
+    def answered(self, message: Message) -> None:
+        self.downloads.append(message)
+
+    def taken(self, event: Taken) -> None:
+        self.uploads.append(event.message)
+
+
+def about(message: Message) -> dict[str, set[str]]:
+    """The parameters that each field of a message is about."""
+    found = {}
+    for name, field in message.fields.items():
+        assert isinstance(field, Field)
+        found[name] = set() if field.on is None else set(field.on.axes)
+    return found
+
+
+@pytest.mark.parametrize("wire", [False, True], ids=["in memory", "packed"])
+def test_what_is_private_is_never_in_a_message(wire: bool) -> None:
+    """T61. Of private parameters a newcomer is sent the values with which everyone begins, and nothing ever again."""
     task, recipe = fitting("fdrl")
-    experiment = Experiment(task, recipe, rounds=4)
-    seen = watched(experiment)
+    experiment = Experiment(task, recipe, rounds=4, wire=wire)
+    seen, messages = watched(experiment), Messages()
+    experiment.events.add(messages)
     experiment.run()
     assert len(seen) >= 4
-    for upload in seen:
-        assert upload.values.keys() == upload.slice.axes.keys() == upload.layout.axes.keys() == SHARED
+    for update in seen:
+        assert update.values.keys() == update.slice.axes.keys() == update.layout.axes.keys() == SHARED
+    assert all(not about(message) for message in messages.requests)
+    assert all(about(message) == {"values": SHARED} for message in messages.uploads)
+    start, private = task.initial(0), task.shapes.keys() - SHARED
+    met: set[int] = set()
+    for message in messages.downloads:
+        assert about(message) == {"values": SHARED, "first": private}
+        first = message.body["first"]
+        assert first.present.tolist() == [client not in met for client in message.head.clients.tolist()]
+        met |= set(message.head.clients.tolist())
+        sent = first.entries.at(Slice.whole(message.clients, task.shapes, private))
+        for client in range(message.clients):
+            assert_same({name: value[client] for name, value in sent.items()}, {name: start[name] for name in sent})
     shared = sum(shape.numel() for name, shape in task.shapes.items() if name in SHARED)
-    assert experiment.ledger.up_bytes == experiment.ledger.down_bytes == 4 * 4 * 4 * shared, (
-        "4 rounds, 4 clients, 4 bytes"
-    )
-    start = task.initial(0)
+    assert experiment.ledger.up_bytes == 4 * 4 * 4 * shared, "4 rounds, 4 clients, 4 bytes"
+    assert experiment.ledger.down_bytes == 4 * (4 * 4 * shared + len(met) * (numbers_in(task) - shared))
     for name in task.shapes:
         assert torch.equal(experiment.model[name], start[name]) == (name not in SHARED)
 
@@ -345,7 +416,7 @@ def test_private_values_persist_and_belong_to_one_client() -> None:
     model, own = task.initial(0), [{} for _ in SIZES]
     absent = 0
     for t in each_round(experiment):
-        clients = recipe.select.choose(t, len(SIZES), 0).clients.tolist()
+        clients = chosen(recipe, t).clients.tolist()
         ends = {c: plain_training(task, recipe, model | own[c], t, c) for c in clients}
         total = sum(SIZES[c] for c in clients)
         model = model | {n: sum(SIZES[c] * ends[c][n] for c in clients) / total for n in SHARED}
@@ -453,7 +524,7 @@ def test_another_part_takes_over_the_settings_both_have() -> None:
     pulled = recipe.with_options({"local": "prox", "local.mu": 0.2, "weights": "uniform"})
     assert pulled.settings()["local"] == recipe.settings()["local"] | {"name": "prox", "mu": 0.2}
     assert pulled.settings()["combine"] == {"name": "mean", "weights": "uniform"}
-    assert pulled.select.choose(0, 9, 0).clients.tolist() == recipe.select.choose(0, 9, 0).clients.tolist()
+    assert chosen(pulled, 0, 9).clients.tolist() == chosen(recipe, 0, 9).clients.tolist()
     assert recipe.settings()["local"]["name"] == "sgd", "the recipe itself stays as it is"
     assert get("fedavg").settings()["local"]["lr"] == 0.1
 
@@ -462,5 +533,8 @@ def test_another_part_takes_over_the_settings_both_have() -> None:
 def test_every_part_can_be_named_and_refuses_a_state_it_does_not_know(place: str, label: str) -> None:
     part = PARTS[place][label]()
     assert part.label == label
-    with pytest.raises((ValueError, KeyError)):
-        part.load_state_dict({"nonsense": torch.zeros(1)})
+    task = {"feature-rows": recommender, "shared": pair, "fdrl": pair}.get(label, mlp)()
+    state = part.server_state(ServerRun(spec_of(task, Recipe(), 0, None), Enrolled(), torch.device("cpu")))
+    for load in (state.load_state_dict, state.load_facts_dict):
+        with pytest.raises((ValueError, KeyError)):
+            load({"nonsense": torch.zeros(1)})

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fedslice import watch as module
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.plot import DARK
 from fedslice.report.gather import gather
 from fedslice.runs import RunDirectory, sight

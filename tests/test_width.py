@@ -2,8 +2,8 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,21 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedslice.channels import Layer
 from fedslice.combine import Coverage
-from fedslice.core.encodings import Floats
-from fedslice.core.message import Field, Fields, Message, OnSlice, unpack
-from fedslice.engines.choose import ENGINES
-from fedslice.errors import Refused, UserError
-from fedslice.experiment import Experiment
+from fedslice.core.encodings import Floats, Ids
+from fedslice.core.entries import OnSlice
+from fedslice.core.errors import Refused, UserError
+from fedslice.core.message import HEADER_BYTES, Field, Fields, Header, Kind, Message, open_message, unpack
+from fedslice.core.slice import Axis, Slice, Values
 from fedslice.federation import Federation
 from fedslice.models.images import ImageClassifier
+from fedslice.network.graph import Layer
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
-from fedslice.slice import Axis, Slice, Values
 from fedslice.slices import Width
+from fedslice.slices.width import WidthMemory
 from fedslice.task import Task
-from fedslice.work import download
+from fedslice.training.engines.choose import ENGINES
+from fedslice.training.events import Listener, Taken
+from fedslice.training.experiment import Experiment, spec_of
+from fedslice.training.population import Population
+from fedslice.training.schema import WELCOME
+from fedslice.training.work import Work
 from toys import (
     MLP,
     Cut,
@@ -41,8 +46,6 @@ from toys import (
     plain_training,
     run,
     values_on,
-    watched,
-    world,
 )
 
 TRAINING = {"iterations": 3, "batch_size": 4, "lr": 0.05}
@@ -55,11 +58,30 @@ def float64() -> Iterator[None]:
         yield
 
 
-def ready(task: Task, **options: Any) -> Width:
-    """The part, which knows the task."""
-    part = Width(**options)
-    part.setup(world(task))
-    return part
+def ready(task: Task, seed: int = 0, **options: Any) -> tuple[Width, WidthMemory]:
+    """The part, and what it knows of a task's clients."""
+    recipe = Recipe(select=Everyone(), slices=Width(**options), combine=Coverage())
+    memory = Population(spec_of(task, recipe, seed, None), task).parts["slices"]
+    assert isinstance(recipe.slices, Width)
+    assert isinstance(memory, WidthMemory)
+    return recipe.slices, memory
+
+
+def work_of(experiment: Experiment, clients: Tensor) -> Work:
+    """What these clients would train on in the next round."""
+    population = experiment.population
+    return population.prepare(experiment.server.glimpse(population.ask(experiment.round, clients)))
+
+
+class Uploads(Listener):
+    """Every chunk of uploads that the server has decoded."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.seen: list[Taken] = []
+        experiment.events.add(self)
+
+    def taken(self, event: Taken) -> None:
+        self.seen.append(event)
 
 
 def by_width(widths: str, **options: Any) -> Recipe:
@@ -89,12 +111,12 @@ def test_spread_puts_values_at_their_places_and_zeros_elsewhere(cut: Cut, seed: 
 
 
 @st.composite
-def narrow(draw: st.DrawFn) -> tuple[list[int], Width, Tensor]:
-    """Hidden outputs of each client, the part, and some of the clients in any order."""
+def narrow(draw: st.DrawFn) -> tuple[list[int], Slice]:
+    """Hidden outputs of some of the clients in any order, and what they hold."""
     hidden = draw(st.lists(st.integers(2, 6), min_size=1, max_size=4))
     clients = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True))
-    part = ready(toy(), widths=",".join(map(str, hidden)))
-    return [hidden[c % len(hidden)] for c in clients], part, torch.tensor(clients)
+    part, memory = ready(toy(), widths=",".join(map(str, hidden)))
+    return [hidden[c % len(hidden)] for c in clients], part.hold(memory, 0, torch.tensor(clients))
 
 
 @cache
@@ -104,17 +126,17 @@ def toy() -> Task:
 
 @given(narrow(), st.integers(0, 99))
 @settings(deadline=None, max_examples=40)
-def test_a_narrow_slice_is_a_prefix_and_comes_back(drawn: tuple[list[int], Width, Tensor], seed: int) -> None:
+def test_a_narrow_slice_is_a_prefix_and_comes_back(drawn: tuple[list[int], Slice], seed: int) -> None:
     """T38: gather, spread, pick; summed and divided by who holds it, a model is itself where somebody does."""
-    hidden, part, clients = drawn
+    hidden, hold = drawn
     shapes = toy().shapes
-    model, hold = numbers_like(shapes, seed), part.hold(0, clients)
+    model = numbers_like(shapes, seed)
     values = hold.gather(model)
     total, cover = ({name: torch.zeros_like(value) for name, value in model.items()} for _ in range(2))
     hold.scatter_add(total, values)
     hold.scatter_add(cover, {name: torch.ones_like(value) for name, value in values.items()})
-    whole = {name: value.expand(len(clients), *value.shape) for name, value in model.items()}
-    picked = hold.pick(whole, Slice.whole(len(clients), shapes))
+    whole = {name: value.expand(len(hidden), *value.shape) for name, value in model.items()}
+    picked = hold.pick(whole, Slice.whole(len(hidden), shapes))
     again = {name: hold.spread(name, value) for name, value in values.items()}
     for c, outputs in enumerate(hidden):
         cuts = {
@@ -140,62 +162,111 @@ def test_a_narrow_slice_is_a_prefix_and_comes_back(drawn: tuple[list[int], Width
 # --- bytes --------------------------------------------------------------------------------------------------------
 
 
-def declared(part: Slice, dtype: torch.dtype = torch.float64) -> Fields:
-    return {"values": Field(Floats(dtype), on=part)}
+FINGERPRINT = bytes(8)
 
 
-def message(part: Slice, values: Values, dtype: torch.dtype = torch.float64) -> Message:
-    return Message(part, declared(part, dtype), {"values": OnSlice(part, values)})
+def position_fields(part: Slice) -> dict[str, Field]:
+    """A field for every dimension of which a slice leaves something out."""
+    sliced = ((n, d, part.shapes[n][d]) for n, axes in part.axes.items() for d, a in enumerate(axes) if a is not None)
+    return {f"{name}/{dim}": Field(Ids(), of=extent) for name, dim, extent in sliced}
+
+
+def from_axes(part: Slice, axes: Mapping[str, Axis]) -> Slice:
+    """The slice that these fields describe: parameters and sliced dimensions are those of ``part``."""
+    found = {n: tuple(axes.get(f"{n}/{dim}") for dim in range(len(own))) for n, own in part.axes.items()}
+    return Slice(1, part.shapes, found)
+
+
+def value_fields(part: Slice) -> Fields:
+    return {"values": Field(Floats(torch.float64), on=part)}
+
+
+def message(part: Slice, values: Values) -> Message:
+    """Positions and values."""
+    who = torch.arange(part.clients)
+    ids = position_fields(part)
+    axes = {name: part.axes[name.partition("/")[0]][int(name.rpartition("/")[2])] for name in ids}
+    head = Header(Kind.UPLOAD, 0, who, who, who, who)
+    return Message(head, {**ids, **value_fields(part)}, {**axes, "values": OnSlice(part, values)})
+
+
+def read(data: bytes, part: Slice) -> tuple[Slice, Message]:
+    """The slice that a message describes, and the message."""
+    found = unpack(
+        open_message(data, FINGERPRINT), position_fields(part), lambda axes: value_fields(from_axes(part, axes))
+    )
+    return from_axes(part, {n: body for n, body in found.body.items() if isinstance(body, Axis)}), found
 
 
 @given(narrow())
 @settings(deadline=None, max_examples=30)
-def test_first_positions_cost_no_ids_and_survive_packing(drawn: tuple[list[int], Width, Tensor]) -> None:
-    hidden, part, clients = drawn
-    hold, model = part.hold(0, clients), numbers_like(toy().shapes, 0)
-    values = hold.gather(model)
-    assert not hold.id_bytes().any()
+def test_first_positions_cost_no_ids_and_survive_packing(drawn: tuple[list[int], Slice]) -> None:
+    hidden, hold = drawn
+    model = numbers_like(toy().shapes, 0)
+    sent = message(hold, hold.gather(model))
+    assert not any(bool(sent.sizes()[name].any()) for name in position_fields(hold))
     for c in range(len(hidden)):
-        header, payload = message(hold, values).pack(c)
-        assert len(payload) == 8 * int(hold.numbers()[c])
-        back, body = unpack(header, payload, toy().shapes, declared)
-        found = body["values"]
-        assert isinstance(found, OnSlice)
+        data = sent.pack(c, FINGERPRINT)
+        assert len(data) == int(sent.framing()[c]) + 8 * int(hold.numbers()[c])
+        back, found = read(data, hold)
+        values = found.body["values"]
+        assert isinstance(values, OnSlice)
         assert int(back.numbers()[0]) == int(hold.numbers()[c])
-        for name, value in back.gather(model).items():
-            assert torch.equal(value, found.values[name])
+        own = back.gather(model)
+        assert own.keys() == values.values.keys()
+        for name, value in own.items():
+            assert torch.equal(value, values.values[name])
 
 
 @pytest.mark.parametrize(
-    ("axis", "said"),
+    ("count", "first", "said"),
     [
-        ((6, 7, True), "names 7 of 6 positions"),
-        ((6, -1, True), "names -1 of 6 positions"),
-        ((7, 7, True), "extent of 7, the model has 6"),
-        ((6, 5, True), "has 32 bytes, its header says 40"),
-        ((6, 3, True), "has 32 bytes, its header says 24"),
-        ((10**15, 10**15, True), "extent of 1000000000000000"),
-        ((10**15, 10**15, False), "extent of 1000000000000000"),
+        (7, True, "names 7 of 6 positions"),
+        (2**63 - 1, True, f"names {2**63 - 1} of 6 positions"),
+        (5, True, "has a body of 32 bytes, its header says 40"),
+        (3, True, "has a body of 32 bytes, its header says 24"),
+        (4, False, "has a body of 32 bytes, its header says 33"),
+        (10**15, True, "names 1000000000000000 of 6 positions"),
+        (10**15, False, "names 1000000000000000 of 6 positions"),
     ],
 )
-def test_a_header_that_lies_about_first_positions_is_refused(axis: tuple[int, int, bool], said: str) -> None:
+def test_a_header_that_lies_about_first_positions_is_refused(count: int, first: bool, said: str) -> None:
     held = Axis(torch.tensor([4]), torch.arange(4)[None], torch.tensor([True]))
     part = Slice(1, toy().shapes, {"first.bias": (held,)})
-    header, payload = message(part, {"first.bias": torch.ones(1, 4)}).pack(0)
-    assert header.axes == ((6, 4, True),)
+    data = message(part, {"first.bias": torch.ones(1, 4)}).pack(0, FINGERPRINT)
+    number = slice(HEADER_BYTES, HEADER_BYTES + 8)
+    assert data[number] == struct.pack("<Q", 4 << 1 | True)
+    assert read(data, part)[0].numbers().tolist() == [4]
     with pytest.raises(Refused, match=said):
-        unpack(replace(header, axes=(axis,)), payload, toy().shapes, declared)
+        read(data[: number.start] + struct.pack("<Q", count << 1 | first) + data[number.stop :], part)
 
 
-@pytest.mark.parametrize("options", [{}, {"own_labels": True}, {"slices": "channel-dropout", "rate": 0.5}])
-def test_the_ledger_counts_what_narrow_clients_pack(options: dict[str, Any]) -> None:
-    experiment = Experiment(toy(), by_width("1,0.5,0.34", **options), rounds=3, chunk=4)
-    seen = watched(experiment)
+@pytest.mark.parametrize("wire", [False, True], ids=["in memory", "packed"])
+@pytest.mark.parametrize(
+    "options", [{}, {"drawn": True}, {"own_labels": True}, {"slices": "channel-dropout", "rate": 0.5}], ids=str
+)
+def test_the_ledger_counts_what_narrow_clients_pack(options: dict[str, Any], wire: bool) -> None:
+    """Values, and the names of outputs of which some stay at home: here never more than 8, so a byte for each layer.
+
+    A width that is drawn is asked for by its number, in a byte.
+    """
+    experiment = Experiment(toy(), by_width("1,0.5,0.34", **options), rounds=3, chunk=4, wire=wire)
+    uploads = Uploads(experiment)
     experiment.run()
-    messages = [message(one.slice, one.values, torch.float32) for one in seen]
-    packed = [len(one.pack(c)[1]) for one in messages for c in range(one.clients)]
+    packed, counted = [], []
+    for event in uploads.seen:
+        sent, part = event.message, event.part
+        names = [name for name, field in sent.fields.items() if isinstance(field.encoding, Ids)]
+        for c in range(sent.clients):
+            data = sent.pack(c, experiment.spec.fingerprint)
+            packed.append(len(open_message(data, experiment.spec.fingerprint).payload))
+            named = [int(sent.body[name].counts[c]) < int(sent.fields[name].extents(sent.clients)[c]) for name in names]
+            counted.append(4 * int(part.numbers()[c]) + sum(named))
     assert len(packed) == 18
-    assert experiment.ledger.up_bytes == sum(packed)
+    assert packed == counted
+    assert experiment.ledger.up_bytes == sum(packed) + (18 if "drawn" in options else 0)
+    facts = {name: size for name, size in experiment.ledger.enrol.items() if name not in WELCOME}
+    assert facts == {"samples": 6 * 4, "width": 6}, "the number of a network is a byte"
 
 
 # --- what clients hold --------------------------------------------------------------------------------------------
@@ -218,12 +289,17 @@ def test_the_sub_models_of_s3(name: str) -> None:
         lambda: ImageClassifier("vgg-a1", (3, 32, 32), (0.5,) * 3, (0.2,) * 3),
         nn.CrossEntropyLoss(reduction="none"),
     )
-    assert ready(task, widths=name).held().tolist() == [*SETS[name], *SETS[name][:2]]
+    experiment = Experiment(task, by_width(name), rounds=1)
+    expected = [*SETS[name], *SETS[name][:2]]
+    slices, memory = experiment.recipe.slices, experiment.population.parts["slices"]
+    assert slices.held(memory, torch.arange(7)).tolist() == expected
+    assert experiment.server.states["slices"].held().tolist() == expected, "as it was told at enrolment"
 
 
+@pytest.mark.usefixtures("float64")
 def test_coverage_is_the_share_of_clients_that_hold_a_channel() -> None:
     """Six clients in turn with 6, 3 and 1 of the first layer's outputs; all have the classes."""
-    part = ready(toy(), widths="1,0.5,0.1")
+    part = Experiment(mlp(), by_width("1,0.5,0.1"), rounds=1).server.states["slices"]
     first, second = (Layer(n, o, 1, (f"{n}.weight",)) for n, o in (("first", 6), ("second", 3)))
     assert part.coverage(first).tolist() == [1, 2 / 3, 2 / 3, 1 / 3, 1 / 3, 1 / 3]
     assert part.coverage(second).tolist() == [1, 1, 1]
@@ -243,7 +319,7 @@ def test_widths_that_are_none_are_refused(widths: str) -> None:
 
 
 def cnn1(small: bool = False) -> ImageClassifier:
-    """S3's CNN1, or by hand the same with fewer outputs; 4 by 4 pixels are left of each channel."""
+    """FedDD's CNN1, or by hand the same with fewer outputs; 4 by 4 pixels are left of each channel."""
     model = ImageClassifier("cnn1", (1, 28, 28), (0.5,), (0.25,))
     if small:
         model.conv1, model.conv2 = nn.Conv2d(1, 3, 5), nn.Conv2d(3, 7, 5)
@@ -276,8 +352,7 @@ def test_a_narrow_client_trains_a_network_of_its_own_size(network: str, options:
     task = make()
     small, recipe = shrink(task), by_width(widths, **options)
     experiment = Experiment(task, recipe, rounds=1)
-    some = torch.arange(4)
-    work = download(experiment.world, experiment.recipe, experiment.model, 0, some, torch.zeros_like(some))
+    work = work_of(experiment, torch.arange(4))
     end = ENGINES[engine]().train(task, recipe.local, work).end
     padded = 0
     for c in range(4):
@@ -309,8 +384,7 @@ seen: list[int] = []
 def test_one_client_at_a_time_trains_nothing_but_its_own_width() -> None:
     task = classifier(Watching())
     experiment = Experiment(task, by_width("1,2,4"), rounds=1)
-    some = torch.arange(3)
-    work = download(experiment.world, experiment.recipe, experiment.model, 0, some, torch.zeros_like(some))
+    work = work_of(experiment, torch.arange(3))
     seen.clear()
     ENGINES["sequential"]().train(task, experiment.recipe.local, work)
     assert seen == [6] * 3 + [2] * 3 + [4] * 3
@@ -362,27 +436,28 @@ def test_a_merged_value_is_the_mean_of_who_holds_it() -> None:
 
 
 def test_drawn_widths_are_among_those_no_wider_than_the_clients_own() -> None:
-    part = ready(toy(), widths="0.5,6,1,0.1,4", drawn=True)
+    part, memory = ready(toy(), widths="0.5,6,1,0.1,4", drawn=True)
     hidden = {27: 3, 51: 6, 11: 1, 35: 4}
     own = [3, 6, 6, 1, 4, 3]
     seen: list[set[int]] = [set() for _ in own]
     for t in range(60):
-        together = part.hold(t, ALL).numbers().tolist()
-        alone = [int(part.hold(t, torch.tensor([c])).numbers()) for c in range(6)]
+        together = part.hold(memory, t, ALL).numbers().tolist()
+        alone = [int(part.hold(memory, t, torch.tensor([c])).numbers()) for c in range(6)]
         assert together == alone, "a draw knows nothing of the chunk"
         for c, number in enumerate(together):
             seen[c].add(hidden[number])
     assert seen == [{w for w in (1, 3, 4, 6) if w <= mine} for mine in own]
-    assert part.held().tolist() == [8 * mine + 3 for mine in own], "a device is as large as the widest it trains"
+    assert part.held(memory, ALL).tolist() == [8 * mine + 3 for mine in own], (
+        "a device is as large as the widest it trains"
+    )
 
 
 def test_drawn_widths_change_with_round_client_and_seed() -> None:
-    part, other = ready(toy(), widths="1,1,1,0.5", drawn=True), Width(widths="1,1,1,0.5", drawn=True)
-    other.setup(world(toy(), seed=1))
-    draws = torch.stack([part.hold(t, ALL).numbers() for t in range(40)])
+    (part, memory), (_, other) = (ready(toy(), seed, widths="1,1,1,0.5", drawn=True) for seed in (0, 1))
+    draws = torch.stack([part.hold(memory, t, ALL).numbers() for t in range(40)])
     assert all(len(column.unique()) == 2 for column in draws.T[:3])
     assert len({tuple(column.tolist()) for column in draws.T[:3]}) == 3
-    assert not torch.equal(draws, torch.stack([other.hold(t, ALL).numbers() for t in range(40)]))
+    assert not torch.equal(draws, torch.stack([part.hold(other, t, ALL).numbers() for t in range(40)]))
 
 
 # --- HeteroFL -----------------------------------------------------------------------------------------------------
@@ -406,11 +481,12 @@ def of_classes() -> Task:
 def test_only_rows_of_own_classes_go_up_and_a_class_of_nobody_keeps_its_row() -> None:
     task, recipe = of_classes(), by_width("1", own_labels=True, weights="uniform")
     experiment = Experiment(task, recipe, rounds=1)
-    seen = watched(experiment)
+    uploads = Uploads(experiment)
     experiment.run()
+    (event,) = uploads.seen
     for name, row in itertools.product(("second.weight", "second.bias"), range(3)):
-        sent = seen[0].slice.inside(Slice.whole(3, task.shapes), name).view(3, -1)[:, row].tolist()
-        assert sent == [row in CLASSES[c] for c in seen[0].clients]
+        sent = event.part.inside(Slice.whole(3, task.shapes), name).view(3, -1)[:, row].tolist()
+        assert sent == [row in CLASSES[c] for c in event.message.head.clients.tolist()]
     ends = [plain_training(task, recipe, task.initial(0), 0, c) for c in range(3)]
     for name in ("second.weight", "second.bias"):
         assert torch.equal(experiment.model[name][2], task.initial(0)[name][2])

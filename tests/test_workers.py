@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from fedslice import Experiment, recipes
-from fedslice.engines import Sequential, Trained, Vectorized
-from fedslice.engines.workers import Workers, twin
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.nn.threads import shared_out
 from fedslice.recipes import RECIPES
 from fedslice.task import Task
-from fedslice.work import Work, download
-from toys import MLP, assert_close, assert_same, begun, classifier, fitting, mlp
+from fedslice.training.engines import Sequential, Trained, Vectorized
+from fedslice.training.engines.workers import Workers, twin
+from fedslice.training.work import Work
+from toys import MLP, assert_close, assert_same, begun, classifier, fitting, mlp, work_of
 
 TWO = Workers(2)
 
@@ -53,13 +53,11 @@ class Failing(MLP):
         return super().forward(x)
 
 
-def work_of(task: Task, **options: Any) -> tuple[Experiment, Work]:
+def first_work(task: Task, **options: Any) -> tuple[Experiment, Work]:
     """Everyone's work in the first round."""
     recipe = recipes.get("fedavg", select="everyone", iterations=3, batch_size=4, **options)
     experiment = Experiment(task, recipe, rounds=1)
-    clients = torch.arange(len(task.federation))
-    draws = torch.zeros_like(clients)
-    return experiment, download(experiment.world, experiment.recipe, experiment.model, 0, clients, draws)
+    return experiment, work_of(experiment, torch.arange(len(task.federation)))
 
 
 def joined(parts: list[Trained]) -> Trained:
@@ -74,13 +72,13 @@ def assert_equal(one: Trained, other: Trained) -> None:
 
 
 def test_two_workers_train_each_client_as_one_does_to_the_bit() -> None:
-    experiment, work = work_of(mlp())
+    experiment, work = first_work(mlp())
     one = Sequential().train(experiment.task, experiment.recipe.local, work)
     assert_equal(Sequential(TWO).train(experiment.task, experiment.recipe.local, work), one)
 
 
 def test_two_workers_train_two_halves_of_a_chunk_to_the_bit() -> None:
-    experiment, work = work_of(mlp())
+    experiment, work = first_work(mlp())
     halves = [work.part(slice(3)), work.part(slice(3, 6))]
     one = joined([Vectorized().train(experiment.task, experiment.recipe.local, half) for half in halves])
     assert_equal(Vectorized(TWO).train(experiment.task, experiment.recipe.local, work), one)
@@ -91,7 +89,7 @@ def test_two_workers_train_two_halves_of_a_chunk_to_the_bit() -> None:
 def test_every_recipe_comes_to_the_same_with_two_workers(name: str, kind: type[Vectorized] | type[Sequential]) -> None:
     task, recipe = fitting(name, epochs=2, clip=0.5)
     one, two = (begun(task, recipe, rounds=3, engine=kind.label, chunk=4) for _ in range(2))
-    two._chosen = two.engine._replace(engine=kind(TWO))
+    two.population._chosen = two.engine._replace(engine=kind(TWO))
     one.run()
     two.run()
     assert_close(two.model, one.model, rtol=1e-4, atol=1e-5)
@@ -102,7 +100,7 @@ def test_what_a_layer_drops_does_not_depend_on_how_the_threads_take_turns(
     kind: type[Vectorized] | type[Sequential],
 ) -> None:
     torch.manual_seed(0)
-    experiment, work = work_of(classifier(Dropping()))
+    experiment, work = first_work(classifier(Dropping()))
 
     def once() -> Trained:
         torch.manual_seed(1)
@@ -118,7 +116,7 @@ def test_what_a_layer_drops_does_not_depend_on_how_the_threads_take_turns(
 
 def test_parts_drop_other_features() -> None:
     torch.manual_seed(0)
-    experiment, work = work_of(classifier(Dropping()))
+    experiment, work = first_work(classifier(Dropping()))
     same = work.part(torch.tensor([3, 3]))
     found = Sequential(Workers(2, noisy=True)).train(experiment.task, experiment.recipe.local, same)
     assert not torch.equal(found.losses[:1], found.losses[1:])
@@ -147,7 +145,7 @@ def test_a_network_whose_copy_calls_the_original_has_one_worker(build: bool, man
 
 
 def test_what_fails_in_a_worker_fails_here() -> None:
-    experiment, work = work_of(classifier(Failing()))
+    experiment, work = first_work(classifier(Failing()))
     with pytest.raises(UserError, match="a batch of four"):
         Sequential(TWO).train(experiment.task, experiment.recipe.local, work)
 

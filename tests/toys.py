@@ -5,26 +5,29 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedslice.core.message import Body
-from fedslice.devices import Devices
-from fedslice.experiment import Experiment
+from fedslice.core.part import ServerRun, State
+from fedslice.core.slice import Axis, Slice, Values
+from fedslice.core.update import Update
 from fedslice.federation import Federation, Ragged, Samples
-from fedslice.messages import Upload
 from fedslice.models.discriminative import Discriminative
-from fedslice.parts import World
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import FedCS, Oort
-from fedslice.slice import Axis, Slice, Values
-from fedslice.store import Store
+from fedslice.select.base import Cohort
 from fedslice.task import Task
+from fedslice.training.devices import Devices
+from fedslice.training.enrolled import Enrolled
+from fedslice.training.events import Listener, Taken
+from fedslice.training.experiment import Experiment
+from fedslice.training.work import Work
 
 torch.set_num_threads(1)  # toys are too small to share out
 
@@ -48,6 +51,10 @@ def double() -> Iterator[None]:
 
 def squared(output: Tensor, label: Tensor) -> Tensor:
     return (output - label) ** 2
+
+
+def squared_single(output: Tensor, label: Tensor) -> Tensor:
+    return (output.squeeze(-1) - label) ** 2
 
 
 class Recommender(nn.Module):
@@ -165,15 +172,15 @@ def pair(sizes: Sequence[int] = SIZES, seed: int = 0) -> Task:
     return classifier(Pair(), sizes, seed)
 
 
-def readers() -> Task:
+def readers(sizes: Sequence[int] = SIZES) -> Task:
     """A pair of them; the clients hold other rows each, and not the same number."""
     torch.manual_seed(0)
     tables = {f"{who}.{what}.weight": what for who in ("shared", "private") for what in ("item", "tag")}
     model = Discriminative(Reader(), Reader(), 1)
-    return Task(recommender(ragged=False).federation, model, lambda o, y: (o.squeeze(-1) - y) ** 2, tables=tables)
+    return Task(recommender(sizes, ragged=False).federation, model, squared_single, tables=tables)
 
 
-def fitting(name: str, **options: Any) -> tuple[Task, Recipe]:
+def fitting(name: str, sizes: Sequence[int] = SIZES, **options: Any) -> tuple[Task, Recipe]:
     """A named recipe at toy size and a toy task that it can train."""
     small: dict[str, dict[str, Any]] = {
         "centralsgd": {"cohort": 2},
@@ -187,7 +194,7 @@ def fitting(name: str, **options: Any) -> tuple[Task, Recipe]:
     small |= dict.fromkeys(projected, small["flss"])
     classified = ("moon", "fedgen", "fedntd")
     channelled = ("feddd", "heterofl", "fjord", *projected, *classified)
-    task = mlp() if name in channelled else pair() if name == "fdrl" else recommender()
+    task = mlp(sizes) if name in channelled else pair(sizes) if name == "fdrl" else recommender(sizes)
     own = small.get(name, {"cohort": 4}) | {"iterations": 3, "batch_size": 4, "lr": 0.05}
     if "epochs" in options:
         own.pop("iterations")
@@ -208,31 +215,43 @@ def run(task: Task, recipe: Recipe, rounds: int = 1, **options: Any) -> Experime
     return experiment
 
 
-def watched(experiment: Experiment) -> list[Upload]:
-    """Every upload that the codec is given, from now on."""
-    seen: list[Upload] = []
-    plain = experiment.recipe.codec.encode
+class _Updates(Listener):
+    def __init__(self) -> None:
+        self.seen: list[Update] = []
 
-    def encode(t: int, upload: Upload) -> Body:
-        seen.append(upload)
-        return plain(t, upload)
+    def taken(self, event: Taken) -> None:
+        self.seen.append(event.update)
 
-    experiment.recipe.codec.encode = encode  # type: ignore[method-assign]
-    return seen
+
+def watched(experiment: Experiment) -> list[Update]:
+    """Every update that the server decodes, from now on."""
+    listener = _Updates()
+    experiment.server.events.add(listener)
+    return listener.seen
+
+
+def chosen(recipe: Recipe, t: int, clients: int = len(SIZES), seed: int = 0) -> Cohort:
+    """The cohort of a round out of so many enrolled clients, for a part that knows nothing else of them."""
+    enrolled = Enrolled()
+    enrolled.add(torch.arange(clients), {})
+    run = SimpleNamespace(enrolled=enrolled, spec=SimpleNamespace(seed=seed))
+    return recipe.select.choose(State(cast(ServerRun, run)), t)
 
 
 def kept(experiment: Experiment, client: int) -> dict[str, Tensor]:
     """What a client remembers."""
     out = {}
     for name in experiment.task.shapes:
-        memory = experiment.store.get(f"kept/{name}", torch.tensor([client]))
+        memory = experiment.population.parts["slices"].get(f"kept/{name}", torch.tensor([client]))
         if memory is not None and bool(memory[1][0]):
             out[name] = memory[0][0].clone()
     return out
 
 
-def world(task: Task, seed: int = 0) -> World:
-    return World(task, seed, Store(len(task.federation)), Recipe())
+def work_of(experiment: Experiment, clients: Tensor) -> Work:
+    """What these clients would train on in the round at hand."""
+    request = experiment.population.ask(experiment.round, clients)
+    return experiment.population.prepare(experiment.server.glimpse(request))
 
 
 def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:

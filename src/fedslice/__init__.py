@@ -6,25 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedslice.errors import UserError
-    from fedslice.experiment import Experiment
+    from fedslice.core.errors import UserError
     from fedslice.federation import Federation, Ragged
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
     from fedslice.task import Task
+    from fedslice.training.experiment import Experiment
+    from fedslice.training.parties import Client, Server
 
     __version__: str
 
-__all__ = ["Experiment", "Federation", "Metric", "Ragged", "Recipe", "Task", "UserError", "__version__"]
+__all__ = [
+    "Client",
+    "Experiment",
+    "Federation",
+    "Metric",
+    "Ragged",
+    "Recipe",
+    "Server",
+    "Task",
+    "UserError",
+    "__version__",
+]
 
 _HOMES = {
-    "Experiment": "fedslice.experiment",
+    "Client": "fedslice.training.parties",
+    "Experiment": "fedslice.training.experiment",
     "Federation": "fedslice.federation",
     "Metric": "fedslice.metrics",
     "Ragged": "fedslice.federation",
     "Recipe": "fedslice.recipe",
+    "Server": "fedslice.training.parties",
     "Task": "fedslice.task",
-    "UserError": "fedslice.errors",
+    "UserError": "fedslice.core.errors",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others

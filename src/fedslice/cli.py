@@ -57,7 +57,7 @@ def _run(words: list[str]) -> int:
         from fedslice.commands import app
         from fedslice.commands.app import say
         from fedslice.console import while_read
-        from fedslice.errors import UserError
+        from fedslice.core.errors import UserError
         from fedslice.signals import Stopped
 
     usage_error = typer.BadParameter.__base__  # what the option parser raises for any misuse

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

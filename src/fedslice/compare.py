@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedslice.config import Request, known_settings, request
-from fedslice.errors import UserError, unknown
+from fedslice.core.errors import UserError, unknown
 from fedslice.measure.instruments import is_measured
 from fedslice.metrics import Directions, lower_is_better
 from fedslice.recipe import PARTS

@@ -14,17 +14,17 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedslice import recipes, tasks
-from fedslice.devices import Devices, devices
+from fedslice.core.errors import UserError, unknown
+from fedslice.core.part import Part
 from fedslice.disk import read_bytes, reason
-from fedslice.engines.choose import ENGINES
-from fedslice.errors import UserError, unknown
-from fedslice.experiment import Experiment, device_by_name
-from fedslice.parts import Part
 from fedslice.recipe import PARTS, Recipe, setting_names
 from fedslice.select.base import USUAL_COHORT
 from fedslice.settings import TASK, assigned, first_problem, owners, pairs, written
 from fedslice.task import Task
 from fedslice.tasks.entry import Options, Seed
+from fedslice.training.devices import Devices, devices
+from fedslice.training.engines.choose import ENGINES
+from fedslice.training.experiment import Experiment, device_by_name
 
 Whole = Annotated[int, Field(ge=1, le=10**9)]
 
@@ -239,11 +239,11 @@ def _with_a_cohort(settled: Settled, task: Task) -> tuple[Recipe, tuple[str, ...
     if "cohort" not in recipe.select.setting_names():
         return recipe, notes
     size = recipe.select.settings()["cohort"] or USUAL_COHORT
-    if size > clients and not recipe.select.repeats():
+    if size > clients and "repeats" not in recipe.select.provides:
         if not settled.cohort_given:
             notes = (f"The task has {having}. The cohort is {clients}, not {size} as usual.",)
             size = clients
-        elif recipe.select.remote:
+        elif "pools" not in recipe.select.provides:
             raise UserError(f"cohort={size} but the task has {having}; give {clients} or fewer.", {"cohort"})
     return recipe.with_options({"select.cohort": size}), notes
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations, product
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -21,10 +22,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedslice.divergence import Divergence
+from fedslice.training.divergence import Divergence
 
 if TYPE_CHECKING:
-    from fedslice.engines.choose import Choice
+    from fedslice.training.engines.choose import Choice
 
 Document = dict[str, Any]
 Shown = list["Text | Table | Entries"]
@@ -35,6 +36,8 @@ _RUN_ROWS = 20  # lines of a run's table: a screenful
 _NAMES = {
     "up_bytes": "up",
     "down_bytes": "down",
+    "enrol_bytes": "enrol",
+    "framing_bytes": "framing",
     "seconds": "time",
     "clock": "simulated",
     "t2a": "T2A",
@@ -399,6 +402,35 @@ def list_tables(found: Document) -> Shown:
         parts.append(Text("exhibits of the papers (fedslice reproduce EXHIBIT)"))
         parts.append(Entries((row["exhibit"], [row["title"]]) for row in found["exhibits"]))
     return parts
+
+
+def combination_tables(found: Document) -> Shown:
+    """The matrix of parts that do not go together, a table for every two places, and the reasons below."""
+    parts, refused = found["parts"], found["refused"]
+    reasons = list(dict.fromkeys((row["place"], row["reason"]) for row in refused))
+    numbers: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in refused:
+        number = str(reasons.index((row["place"], row["reason"])) + 1)
+        for one, other in product(row["parts"], row["refused"]):
+            numbers.setdefault((row["place"], one, row["other"], other), []).append(number)
+            numbers.setdefault((row["other"], other, row["place"], one), []).append(number)
+    out: Shown = [
+        Text("parts that do not go together, by their default settings; numbers are reasons"),
+        Text("a part without a line goes with all others"),
+        Text(),
+    ]
+    for pair in combinations(parts, 2):
+        down, across = sorted(pair, key=lambda place: -len(parts[place]))
+        table = _table([f"{down} with {across}="])
+        for name in parts[across]:
+            table.add_column(name, justify="center", no_wrap=True)
+        for one in parts[down]:
+            cells = [" ".join(numbers.get((down, one, across, other), ["·"])) for other in parts[across]]
+            if set(cells) != {"·"}:
+                table.add_row(one, *cells)
+        if table.row_count:
+            out.append(table)
+    return [*out, Entries((str(number), [reason]) for number, (_, reason) in enumerate(reasons, 1))]
 
 
 def _recipe_settings(row: Document) -> str:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",

@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedslice import columns, rng
+from fedslice import columns
 from fedslice.columns import Array
-from fedslice.errors import UserError, unknown
+from fedslice.core import rng
+from fedslice.core.errors import UserError, unknown
 
 PAD = 0  # the id that fills a sequence up inside a batch; its row belongs to everyone
 
@@ -207,6 +208,12 @@ class Federation:
         """All training samples in the hands of one client: the reference that is not federated."""
         offsets = self.train.offsets[[0, -1]]
         return replace(self, train=replace(self.train, offsets=offsets), ids=np.array(["pooled"]))
+
+    def numbered(self, number: int) -> Federation:
+        """Return a federation of one client, under another number than 0; clients below it have no samples."""
+        before = torch.zeros(number, dtype=torch.int64)
+        train, test = (replace(part, offsets=torch.cat([before, part.offsets])) for part in (self.train, self.test))
+        return Federation(train, test, np.arange(number + 1))
 
     def to(self, device: torch.device) -> Federation:
         """The same federation on another device."""

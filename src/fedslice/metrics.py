@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 Score = Callable[[Tensor, Tensor], Any]
 Directions = Mapping[str, bool]

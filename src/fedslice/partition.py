@@ -15,8 +15,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice import rng
-from fedslice.errors import UserError, unknown
+from fedslice.core import rng
+from fedslice.core.errors import UserError, unknown
 
 Ints = NDArray[np.int64]
 

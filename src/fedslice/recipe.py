@@ -1,4 +1,4 @@
-"""A recipe: five interchangeable parts, and the server's optimizer, that together are a method."""
+"""A recipe: six interchangeable parts that together are a method."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedslice import codecs, combine, local, select, server, slices
-from fedslice.errors import UserError, shown, unknown
-from fedslice.parts import Part, RoundEnd, World
+from fedslice.core import capabilities
+from fedslice.core.errors import UserError, shown, unknown
+from fedslice.core.part import Part
 from fedslice.settings import assigned, concerned, first_problem
-from fedslice.slice import Values
 
 _KINDS: dict[str, tuple[type[Part], ...]] = {
     "select": (select.Uniform, select.Everyone, select.FedCS, select.Oort, select.Pooled),
@@ -69,7 +69,7 @@ _BASES: dict[str, type[Part]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a round goes. Parts that cannot go together are refused here, by name.
+    """Six parts, which say how a round goes. Parts that cannot go together are refused here, by name.
 
     >>> Recipe(slices=slices.FeatureRows(), combine=combine.HeatCorrected()).with_options({"lr": 0.2}).local.lr
     0.2
@@ -91,51 +91,21 @@ class Recipe:
                     f"Recipe: {place}={shown(part)} is not a part, expected a {_BASES[place].__name__}; write for "
                     f"example {place}={kind.__name__}() from {kind.__module__.rpartition('.')[0]}."
                 )
-        for part in self.parts().values():
-            part.check(self)
+        capabilities.check(self.parts())
+
+    def has(self, place: str, capability: str) -> bool:
+        """Return whether the part in this place has a capability; see :mod:`fedslice.core.capabilities`."""
+        return capability in self.parts()[place].provides
 
     def parts(self) -> dict[str, Part]:
-        """Place and part."""
+        """Return the parts by place."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self.parts().values())
 
-    @property
-    def rows_suffice(self) -> bool:
-        """May training be confined to the table rows that the batches name?
-
-        Yes if the rest ends in a known place (local), which need not be encoded to arrive there (codec), and no client
-        has values of its own to carry on or to hold back (slices).
-        """
-        arrives = self.codec.exact if self.local.drifts else self.codec.keeps_zeros
-        plain = self.slices.sends_all and not self.slices.remembers
-        return self.local.follows_gradient and arrives and plain
-
-    def setup(self, world: World) -> None:
-        """Let every part learn the population; who is selected may depend on what the other parts found."""
-        for part in (self.slices, self.local, self.codec, self.combine, self.server, self.select):
-            part.setup(world)
-
-    def observe(self, end: RoundEnd) -> None:
-        """Show every part the finished round."""
-        for part in self:
-            part.observe(end)
-
-    def state_dict(self) -> Values:
-        """The state of all parts."""
-        return {
-            f"{place}.{key}": value for place, part in self.parts().items() for key, value in part.state_dict().items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        for place, part in self.parts().items():
-            own = {k.removeprefix(f"{place}."): v for k, v in state.items() if k.startswith(f"{place}.")}
-            part.load_state_dict(own)
-
     def with_options(self, options: Mapping[str, Any]) -> Recipe:
-        """The same recipe with other settings.
+        """Return the same recipe with other settings.
 
         A key is a setting of one part (``lr``), a setting of a named part (``local.lr``), or a place of the recipe,
         whose value is another part (``combine=HeatCorrected()``) or its name (``combine="heat"``). A part that is
@@ -145,7 +115,7 @@ class Recipe:
         return self.rebuilt(parts, assigned(rest, setting_names(parts)))
 
     def replaced(self, options: Mapping[str, Any]) -> tuple[dict[str, Part], dict[str, Any]]:
-        """The parts after the replacements among the options, and the options that are none."""
+        """Return the parts after the replacements among the options, and the options that are none."""
         parts = self.parts()
         for place, part in self.parts().items():
             if place in options:
@@ -153,7 +123,7 @@ class Recipe:
         return parts, {key: value for key, value in options.items() if key not in parts}
 
     def rebuilt(self, parts: Mapping[str, Part], settings: Mapping[str, Mapping[str, Any]]) -> Recipe:
-        """The recipe of these parts, with other settings by place."""
+        """Return the recipe of these parts, with other settings by place."""
         changed = {
             place: build(place, type(parts[place]), parts[place].settings() | dict(own))
             for place, own in settings.items()
@@ -162,12 +132,12 @@ class Recipe:
         return dataclasses.replace(self, **{**parts, **changed})  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Every part's name and hyperparameters."""
+        """Return every part's name and hyperparameters."""
         return {place: {"name": part.label, **part.settings()} for place, part in self.parts().items()}
 
 
 def setting_names(parts: Mapping[str, Part]) -> dict[str, list[str]]:
-    """The names of every part's settings, by place."""
+    """Return the names of every part's settings, by place."""
     return {place: part.setting_names() for place, part in parts.items()}
 
 
@@ -185,7 +155,7 @@ def _replacement(place: str, given: Any, before: Part) -> Part:
 
 
 def build(place: str, kind: type[Part], settings: Mapping[str, Any]) -> Part:
-    """A part with checked settings; a wrong one is told in a sentence."""
+    """Return a part with these settings, or raise a sentence about a wrong one."""
     try:
         return kind(**settings)
     except ValidationError as error:

@@ -4,7 +4,7 @@ from typing import Any
 
 from fedslice.codecs import LBGM, STC, FetchSGD, Sign, StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean
-from fedslice.errors import unknown
+from fedslice.core.errors import unknown
 from fedslice.local import APFL, FDRL, Ditto, FedBABU, FedDC, FedDyn, FedGen, FedNTD, FedRep, Moon, Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, FedCS, Oort, Pooled

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedslice.errors import UserError, nearest, shown, unknown
+from fedslice.core.errors import UserError, nearest, shown, unknown
 
 TASK = "task"  # the owner of a setting that is no place of a recipe
 

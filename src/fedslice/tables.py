@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedslice.core.slice import Axis
 from fedslice.federation import PAD, Ragged, Samples, ranges
-from fedslice.slice import Axis
 
 _IDS_AT_ONCE = 1 << 23
 
@@ -73,7 +73,7 @@ class IndexSets:
 
     def axis(self, clients: Tensor) -> Axis:
         """The held rows as an axis of a slice; listed only if somebody looks at them."""
-        return Axis(self.counts[clients], lambda: Axis.from_flat(*self.of(clients)).ids)
+        return Rows(self, clients)
 
     @cached_property
     def counts(self) -> Tensor:
@@ -107,3 +107,16 @@ class IndexSets:
             block = torch.arange(first, min(max(last, first + 1), clients), device=self._samples.offsets.device)
             yield block, *self.of(block)
             first = int(block[-1]) + 1
+
+
+class Rows(Axis):
+    """The rows that some clients hold."""
+
+    def __init__(self, sets: IndexSets, clients: Tensor):
+        super().__init__(sets.counts[clients], lambda: Axis.from_flat(*sets.of(clients)).ids)
+        self._sets, self._clients = sets, clients
+
+    @property
+    def flat(self) -> Tensor:
+        """The rows without padding, which is not made for it: of clients of unequal size it is the most."""
+        return self._sets.of(self._clients)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedslice import rng
-from fedslice.errors import UserError, unknown
+from fedslice.core import rng
+from fedslice.core.errors import UserError, unknown
+from fedslice.core.slice import Axis, Shapes, Slice, Values
 from fedslice.federation import Federation, Ragged
 from fedslice.metrics import Score, called, kind, measured, told
-from fedslice.slice import Axis, Shapes, Slice, Values
 from fedslice.tables import IndexSets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -82,7 +83,7 @@ class Task:
         """One entry per group of tables that share features."""
         return [
             IndexSets(self.federation.train, features, tables, self.shapes[tables[0]][0])
-            for features, tables in _groups(self._tables)
+            for features, tables in table_groups(self._tables)
         ]
 
     def initial(self, seed: int) -> Values:
@@ -95,14 +96,7 @@ class Task:
 
         The global generator is left as it was.
         """
-        if isinstance(self.model, nn.Module):
-            return self.model
-        before = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
-        try:
-            return self.model()
-        finally:
-            torch.default_generator.set_state(before)
+        return built(self.model, seed)
 
     def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Tensor:
         """The network's output for one client's parameters and one batch.
@@ -136,6 +130,14 @@ class Task:
     def pooled(self) -> Task:
         """The same task with one client that owns all data."""
         return replace(self, federation=self.federation.pooled(), model=self.model)
+
+    def numbered(self, number: int) -> Task:
+        """Return the same task of one client, under another number than 0; clients below it have no samples."""
+        other = copy.copy(self)
+        for name in ("_slots", "index_sets"):
+            other.__dict__.pop(name, None)
+        object.__setattr__(other, "federation", self.federation.numbered(number))
+        return other
 
     def to(self, device: torch.device) -> Task:
         """The same task on another device."""
@@ -196,7 +198,7 @@ class Task:
                 for part in (self.federation.train, self.federation.test):
                     column = part.features[name]
                     _check_ids(name, column.values if isinstance(column, Ragged) else column, table, rows)
-        for _, tables in _groups(self._tables):
+        for _, tables in table_groups(self._tables):
             if len({self.shapes[t][0] for t in tables}) > 1:
                 raise UserError(
                     f"tables {', '.join(tables)} share features but have different numbers of rows; "
@@ -321,6 +323,21 @@ class Task:
         return torch.allclose(whole, same, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
+def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a module with values: the one given, or a new one built under a seed of its own.
+
+    The global generator is left as it was.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(rng.torch_seed(seed, rng.Purpose.MODEL))
+    try:
+        return model()
+    finally:
+        torch.default_generator.set_state(before)
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Without dropout, which would make two passes differ and draw from the global generator."""
@@ -368,8 +385,8 @@ def _check_ids(name: str, ids: Tensor, table: str, rows: int) -> None:
         )
 
 
-def _groups(tables: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Tables joined by shared features: [(features, tables)], in the order given."""
+def table_groups(tables: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return tables joined by shared features: [(features, tables)], in the order given."""
     groups: list[tuple[list[str], list[str]]] = []
     for table, features in tables.items():
         joined = [g for g in groups if set(g[0]) & set(features)]

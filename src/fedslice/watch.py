@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedslice import plot
 from fedslice.console import value
-from fedslice.errors import unknown
+from fedslice.core.errors import unknown
 from fedslice.measure.instruments import is_measured
 from fedslice.runs.sight import FINISHED, RUNNING, STOPPED, Sight, Watcher
 

@@ -2,96 +2,103 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedslice.core.encodings import Floats
-from fedslice.core.message import Body, Field, Fields, OnSlice
-from fedslice.messages import Step, Upload
-from fedslice.parts import Part, World
-from fedslice.slice import Shapes, Slice
+from fedslice.core.entries import OnSlice, View, merged, per_client
+from fedslice.core.fields import VALUES, value_fields
+from fedslice.core.message import Body, Field, Fields, Header
+from fedslice.core.part import Part
+from fedslice.core.slice import Slice
+from fedslice.core.spec import Spec
+from fedslice.core.update import Step, Update
 
 
 class Codec(Part):
     """How values travel, and in which space the server sums them.
 
-    A codec declares the fields of a client's message, computes their entries on the client (``encode``) and the update
-    from them on the server (``decode``). It never touches bytes: :mod:`fedslice.core.message` packs, unpacks, sizes and
-    checks all fields.
+    A codec declares the fields of a client's upload, computes their entries on the client (:meth:`encode`) and the
+    update from them on the server (:meth:`decode`). It never touches bytes: :mod:`fedslice.core.message` packs,
+    unpacks, sizes and checks all fields.
 
-    A codec whose codes are linear may have them summed as they are: ``decode`` then returns an upload over a space of
-    its own (any names and shapes), and ``lift`` takes the mean of it back to the model once.
+    A codec whose codes are linear may have them summed as they are (capability ``sums-codes``): :meth:`decode` then
+    returns an update over a space of its own (any names and shapes), and :meth:`expand` takes the mean of it back to
+    the model once.
+
+    Values come down as they are unless the codec says otherwise in :meth:`send`, :meth:`send_fields` and
+    :meth:`receive`. A codec with several sets of fields numbers them: the server chooses the layout of a round and
+    says its number in every header.
     """
 
-    keeps_zeros: ClassVar[bool] = False  # does a zero update arrive as zero? Then it need not be computed
-    exact: ClassVar[bool] = False  # does every value arrive as it was?
-    carries_values: ClassVar[bool] = False  # can it send values as well as differences?
-    sums_codes: ClassVar[bool] = False  # are codes summed, and only the sum decoded?
+    # --- the client's side
 
-    _shapes: Shapes
-    _dtype: torch.dtype
+    def receive(self, memory: Any, head: Header, down: Slice, body: Body) -> Body:  # noqa: ARG002
+        """Return what came down, with the model's values on ``down`` under the name ``values``."""
+        names = [name for name in value_fields(memory.run.spec, down) if name in body]
+        return body | {VALUES: merged([body[name] for name in names])} if names else body
 
-    def setup(self, world: World) -> None:
-        """Learn the model's shapes and precision."""
-        self._shapes, self._dtype = world.task.shapes, world.dtype
-
-    def fields(self, t: int, part: Slice) -> Fields:
-        """The fields of a message about these coordinates in round ``t``."""
+    def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:
+        """Return the entries of :meth:`fields` for a chunk of clients, all of whose updates are finite or will not be
+        taken."""
         raise NotImplementedError
 
-    def encode(self, t: int, upload: Upload) -> Body:
-        """Return the entries of every field of a chunk of clients; runs on the client."""
-        raise NotImplementedError
+    # --- the server's side
 
-    def decode(self, t: int, frame: Upload, body: Body) -> Upload:
-        """Return what the server adds up; runs on the server.
+    def layout(self, state: Any, t: int) -> int:  # noqa: ARG002
+        """Return the number of the set of fields that round ``t`` uses."""
+        return 0
+
+    def send(self, state: Any, head: Header, model: View) -> Body:  # noqa: ARG002
+        """Return the entries of :meth:`send_fields` for a view of the model on what comes down.
 
         Args:
-            t: The round.
-            frame: The clients, their weights and the coordinates of the messages, without values.
-            body: The entries of every field.
+            state: The codec's.
+            head: The request's header: clients, and the rounds whose downloads they have kept.
+            model: The model's values.
         """
+        return dict.fromkeys(value_fields(state.run.spec, model.part), model)
+
+    def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:
+        """Return the update that a message stands for, which the server adds up."""
         raise NotImplementedError
 
-    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
-        """[clients]: 32-bit words in the unit of FLSS's paper, which counts neither ids nor scales."""
-        return sum(sizes.values(), torch.zeros(part.clients)).double() / 4
+    def taken(self, state: Any, head: Header, update: Update, taken: Tensor) -> None:
+        """Note that the decoded updates of those ``taken`` [clients] are part of the round."""
 
-    def lift(self, t: int, mean: Step) -> Step:  # noqa: ARG002
-        """From the space of the sum to the model."""
+    def expand(self, state: Any, t: int, mean: Step) -> Step:  # noqa: ARG002
+        """Return the mean in the space of the model, from the space of the sum."""
         return mean
 
-    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor) -> Tensor:  # noqa: ARG002
-        """Bytes of the download, per client. A client names its coordinates itself, so no ids come down."""
-        return down.numbers() * itemsize
+    # --- what both sides derive
 
-    def scales(self, part: Slice) -> Field:
-        """A field with one magnitude for each parameter."""
-        return Field(Floats(self._dtype, negative=False), shape=(len(part.axes),))
+    def send_fields(self, spec: Spec, down: Slice, layout: int) -> Fields:  # noqa: ARG002
+        """Return the fields of what comes down of the model."""
+        return value_fields(spec, down)
 
+    def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:
+        """Return the fields of an upload about these coordinates."""
+        raise NotImplementedError
 
-def entries(body: Body, name: str) -> OnSlice:
-    """A field's entries on a slice."""
-    found = body[name]
-    assert isinstance(found, OnSlice)
-    return found
-
-
-def numbers(body: Body, name: str) -> Tensor:
-    """A field's entries [clients, ...] on no slice."""
-    found = body[name]
-    assert isinstance(found, Tensor)
-    return found
+    def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Return [clients] 32-bit words in the unit of FLSS's paper, which counts neither ids nor scales."""
+        return sum(sizes.values(), torch.zeros(part.clients)).double() / 4
 
 
-def beside(numbers: Tensor, values: Tensor) -> Tensor:
-    """A number per client, shaped to broadcast over the clients' values."""
-    return numbers.view(-1, *[1] * (values.dim() - 1))
+def scales(spec: Spec, part: Slice) -> Field:
+    """Return a field with one magnitude for each parameter."""
+    return Field(Floats(spec.dtype, negative=False), shape=(len(part.axes),))
 
 
 def signed(positive: Tensor, magnitude: Tensor) -> Tensor:
-    """Plus or minus each client's magnitude."""
-    plus = beside(magnitude, positive)
+    """Return plus or minus each client's magnitude."""
+    plus = per_client(magnitude, positive)
     return torch.where(positive.bool(), plus, -plus)
+
+
+def restored(part: Slice, entries: OnSlice) -> OnSlice:
+    """Return entries on all of a slice."""
+    return entries if entries.part is part else OnSlice(part, entries.at(part))

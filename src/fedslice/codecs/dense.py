@@ -1,58 +1,49 @@
 """Values as they are."""
 
-from dataclasses import replace
+from __future__ import annotations
 
-import torch
+from typing import Any
+
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs.base import Codec
-from fedslice.core.encodings import Floats
-from fedslice.core.message import Body, Field, Fields, OnSlice
-from fedslice.messages import Upload
-from fedslice.parts import CHECKED, World
-from fedslice.slice import Slice, Values
+from fedslice.core.entries import merged
+from fedslice.core.fields import value_fields
+from fedslice.core.message import Body, Fields, Header
+from fedslice.core.part import CHECKED
+from fedslice.core.slice import Slice
+from fedslice.core.spec import Spec
+from fedslice.core.update import Update
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Dense(Codec):
-    """Every value at its parameter's own precision, after the ids that say which coordinates they are."""
+    """Send every value at its parameter's own precision."""
 
     label = "dense"
-    keeps_zeros = True
-    exact = True
-    carries_values = True
 
-    def setup(self, world: World) -> None:
-        """Learn the precision of every parameter."""
-        super().setup(world)
-        self._dtypes = world.task.dtypes
+    @property
+    def provides(self) -> frozenset[str]:
+        """What is sent arrives."""
+        return frozenset({"keeps-zeros", "exact", "carries-values"})
 
-    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+    def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """The values, of one precision after the other."""
-        groups: dict[torch.dtype, list[str]] = {}
-        for name in part.axes:
-            groups.setdefault(self._dtypes[name], []).append(name)
-        names = {dtype: f"values.{dtype}".replace("torch.", "") for dtype in groups}
-        if len(groups) == 1:
-            names = dict.fromkeys(groups, "values")
-        return {names[dtype]: Field(Floats(dtype), on=part.only(own)) for dtype, own in groups.items()}
+        return value_fields(spec, part)
 
-    def encode(self, t: int, upload: Upload) -> Body:
+    def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """The update itself: its values are laid out on all coordinates only where they are packed."""
-        fields = self.fields(t, upload.slice)
-        return dict.fromkeys(fields, upload)
+        return dict.fromkeys(value_fields(memory.run.spec, update.slice), update)
 
-    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
+    def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:  # noqa: ARG002
         """The values of all fields."""
-        values: Values = {}
-        for found in body.values():
-            if isinstance(found, Upload):
-                return replace(found, clients=frame.clients, weights=frame.weights)
-            assert isinstance(found, OnSlice)
-            values |= found.values
-        return replace(frame, values={name: values[name] for name in frame.slice.axes})
+        found = [body[name] for name in value_fields(state.run.spec, part)]
+        if isinstance(found[0], Update):
+            return found[0]
+        values = merged(found).at(part)
+        return Update(part, part, {name: values[name] for name in part.axes})
 
-    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def words(self, spec: Spec, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # type: ignore[override] # noqa: ARG002
         """One per value."""
         return part.numbers().double()

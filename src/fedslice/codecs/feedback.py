@@ -2,58 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import Any
 
+from fedslice.codecs import memory as memories
 from fedslice.codecs.base import Codec
-from fedslice.codecs.memory import Memory
-from fedslice.core.message import Body
-from fedslice.messages import Upload
-from fedslice.parts import World
-from fedslice.slice import Slice, Values
+from fedslice.core.capabilities import Rule, once_a_round
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body, Header
+from fedslice.core.part import ClientRun
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
+from fedslice.core.update import Update
 
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
+_ERROR = "error"
 
 
 class Feedback(Codec):
     """p = Δ + e is compressed to q, which is sent; e ← p − q. Over the rounds Σ q + e = Σ Δ.
 
-    A client whose update was refused sent nothing that counts: its e stays.
+    The new e counts if the server takes the upload: a client whose update is refused has sent nothing, and its e stays.
     """
 
     error_feedback: bool = True
 
-    def check(self, recipe: Recipe) -> None:
+    @property
+    def provides(self) -> frozenset[str]:
+        """It remembers errors, unless it has none."""
+        return frozenset({"remembers"} if self.error_feedback else ())
+
+    def rules(self) -> Iterable[Rule]:
         """A client's memory is written once a round."""
         if self.error_feedback:
-            self._once_a_round("codec", recipe)
+            yield once_a_round("codec", self.label)
 
-    def setup(self, world: World) -> None:
+    def client_memory(self, run: ClientRun, place: str) -> Memory:
         """Nothing was left out yet."""
-        super().setup(world)
+        memory = Memory(run, place)
         if self.error_feedback:
-            self._errors = Memory(self, "error", world)
+            memories.check_size(run.spec, self.label, len(run.task.federation))
+            memory.pair(_ERROR)
+        return memory
 
-    def encode(self, t: int, upload: Upload) -> Body:  # noqa: ARG002
+    def encode(self, memory: Memory, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """Compress the update and the errors so far."""
-        clients, part, taken = upload.clients, upload.slice, upload.weights > 0
+        part, spec, clients = update.slice, memory.run.spec, head.clients
         if not self.error_feedback:
-            return self.compress(part, upload.values)
-        values = {n: v + self._errors.recall(clients, part, n, v) for n, v in upload.values.items()}
-        body = self.compress(part, values)
-        for name, sent in self.restore(part, body).items():
-            self._errors.keep(clients, part, name, values[name] - sent, taken)
+            return self.compress(spec, part, update.values)
+        values = {
+            name: value + memories.recall(memory, _ERROR, clients, part, name, value)
+            for name, value in update.values.items()
+        }
+        body = self.compress(spec, part, values)
+        for name, sent in self.restore(spec, part, body).items():
+            memories.remember(memory, _ERROR, clients, part, name, values[name] - sent)
         return body
 
-    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
+    def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:  # noqa: ARG002
         """The values that the message stands for."""
-        return replace(frame, values=self.restore(frame.slice, body))
+        return Update(part, part, self.restore(state.run.spec, part, body))
 
-    def compress(self, part: Slice, values: Values) -> Body:
-        """The message that stands for these values."""
+    def compress(self, spec: Spec, part: Slice, values: Values) -> Body:
+        """Return the message that stands for these values."""
         raise NotImplementedError
 
-    def restore(self, part: Slice, body: Body) -> Values:
-        """The values that a message stands for."""
+    def restore(self, spec: Spec, part: Slice, body: Body) -> Values:
+        """Return the values that a message stands for."""
         raise NotImplementedError

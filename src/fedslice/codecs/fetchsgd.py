@@ -1,11 +1,15 @@
-"""Count sketches (Rothchild et al. 2020; FetchSGD of S4's table 1)."""
+"""Count sketches.
+
+FetchSGD: Communication-Efficient Federated Learning with Sketching
+    Daniel Rothchild, Ashwinee Panda, Enayat Ullah, Nikita Ivkin, Ion Stoica, Vladimir Braverman, Joseph Gonzalez,
+    Raman Arora. ICML 2020.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,135 +17,182 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice import rng
-from fedslice.codecs.base import Codec, numbers
-from fedslice.codecs.missed import Missed
-from fedslice.codecs.sparse import Share, step_bytes, strongest
+from fedslice.codecs.catchup import CatchUp, Steps
+from fedslice.codecs.log import Coded, StepForm
+from fedslice.codecs.sparse import Share, entry_fields, strongest
+from fedslice.core import rng
+from fedslice.core.capabilities import Rule
 from fedslice.core.encodings import Floats
-from fedslice.core.message import Body, Fields
+from fedslice.core.entries import OnSlice, as_tensor, on_slice
+from fedslice.core.errors import Refused
+from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.errors import UserError
-from fedslice.messages import Step, Upload
-from fedslice.parts import CHECKED, RoundEnd, World
-from fedslice.slice import Line, Slice, Values
+from fedslice.core.part import CHECKED, Round, ServerRun
+from fedslice.core.slice import Line, Slice, Values
+from fedslice.core.spec import Spec
+from fedslice.core.update import RowDelta, Step, Update, flatten, split
 
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
-
-CODE = "sketch"  # the one parameter of the space in which sketches are summed
+CODE = "sketch"  # the field, and the one parameter of the space in which sketches are summed
 _HASHES = 2**62  # a word of the key where other draws for noise have the round
+_SPARSE = 1  # the layout of a step
 
 
-@dataclass(config=CHECKED)
-class FetchSGD(Codec):
+class Hashes:
+    """The cell and the sign of every coordinate in each row of a sketch, drawn from the shared seed.
+
+    Args:
+        spec: What both sides know.
+        rows: Rows of the sketch.
+        cells: Cells of a row.
+    """
+
+    def __init__(self, spec: Spec, rows: int, cells: int):
+        row, at = np.arange(rows)[:, None], np.arange(spec.size)[None]
+        key = (spec.seed, rng.Purpose.NOISE, _HASHES, row, at)
+        self.cells = torch.Size([rows, cells])
+        self.column = torch.from_numpy(rng.integers(cells, *key)).to(torch.int32)
+        self.sign = torch.from_numpy((rng.bits(*key, 1) & np.uint64(1)).astype(np.int8)) * 2 - 1
+        self._shapes = spec.shapes
+
+    def on(self, layout: Slice, line: Tensor) -> Tensor:
+        """Return what belongs to the coordinates of a layout, out of one line of all coordinates [clients, places]."""
+        model = split(line, self._shapes)
+        return torch.cat([own.reshape(layout.clients, -1) for own in layout.gather(model).values()], 1)
+
+    def sketch(self, layout: Slice, values: Values) -> Tensor:
+        """Return the sketches of values on a layout [clients, rows, cells]."""
+        clients, (rows, cells) = layout.clients, self.cells
+        line = torch.cat([layout.clear(name, values[name]).reshape(clients, -1) for name in layout.axes], 1)
+        out = torch.zeros(clients, rows, cells, dtype=line.dtype, device=line.device)
+        first = torch.arange(clients)[:, None] * cells
+        for row in range(rows):
+            column, sign = (self.on(layout, each[row]).to(line.device) for each in (self.column, self.sign))
+            into = torch.zeros(clients * cells, dtype=line.dtype, device=line.device)
+            into.index_add_(0, (first.to(line.device) + column).flatten(), (line * sign).flatten())
+            out[:, row] = into.view(clients, -1)
+        return out
+
+    def estimate(self, sketch: Tensor) -> Tensor:
+        """Return every coordinate as the median of its cells."""
+        column, sign = self.column.to(sketch.device), self.sign.to(sketch.device)
+        seen = (sketch.gather(1, column.long()) * sign).sort(0).values
+        rows = len(seen)
+        return (seen[(rows - 1) // 2] + seen[rows // 2]) / 2
+
+
+class Sketches(Steps):
+    """The server's error sketch and its velocity, and its past steps."""
+
+    saved = (*Steps.saved, "error", "velocity")
+
+    def __init__(self, run: ServerRun, form: StepForm, limit: int, cells: torch.Size):
+        super().__init__(run, form, limit)
+        self.error = torch.zeros(cells, dtype=run.spec.dtype, device=run.device)
+        self.velocity = torch.zeros_like(self.error)
+
+
+@dataclass(frozen=True, config=CHECKED)
+class FetchSGD(CatchUp):
     """Each coordinate is added, with a sign, to one of c cells in each of ``rows`` rows; r·c = share·D cells go up.
 
     Sketches are linear, so the server sums them. It adds the mean to its error sketch (by way of ``momentum``), takes
     the ``top`` share of coordinates by the medians of their cells as its step, and clears the cells of these
     coordinates, as the published code does. (Taking off the sketch of the step instead, as in algorithm 1, keeps the
     estimates' noise as an error, which grows without bound when D/c coordinates share a cell.) Coordinates need no ids:
-    their hashes are drawn from the seed; a step may touch some that nobody sent. S4 gives neither ``momentum`` nor
-    ``top``.
+    their hashes are drawn from the shared seed; a step may touch some that nobody sent. FLSS's paper gives neither
+    ``momentum`` nor ``top``.
     """
 
     label = "fetchsgd"
-    keeps_zeros = True  # a zero adds nothing to a sketch
-    sums_codes = True
 
     rows: Annotated[int, Field(ge=1, le=99)] = 5
     share: Share = 0.25
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     top: Share = 0.05
 
-    def check(self, recipe: Recipe) -> None:
+    @property
+    def provides(self) -> frozenset[str]:
+        """A zero adds nothing to a sketch, and sketches are summed."""
+        return frozenset({"keeps-zeros", "sums-codes"})
+
+    def rules(self) -> Iterable[Rule]:
         """A sketch does not say which parameters it is of: all must travel."""
-        if recipe.slices.remembers:
-            raise UserError(
-                f"codec=fetchsgd has steps on any coordinate, but slices={recipe.slices.label} keeps some to the "
-                "clients; use codec=topk."
-            )
-
-    def setup(self, world: World) -> None:
-        """Draw the hashes."""
-        super().setup(world)
-        size = sum(shape.numel() for shape in self._shapes.values())
-        self._cells = torch.Size([self.rows, math.ceil(self.share * size / self.rows)])
-        row, at = np.arange(self.rows)[:, None], np.arange(size)[None]
-        key = (world.seed, rng.Purpose.NOISE, _HASHES, row, at)
-        column = torch.from_numpy(rng.integers(self._cells[1], *key)).to(torch.int32)
-        sign = torch.from_numpy((rng.bits(*key, 1) & np.uint64(1)).astype(np.int8)) * 2 - 1
-        self._column, self._sign = column.to(world.device), sign.to(world.device)
-        self._error = torch.zeros(self._cells, dtype=self._dtype, device=world.device)
-        self._velocity = torch.zeros_like(self._error)
-        self._missed = Missed(len(world.task.federation))
-
-    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
-        """The cells."""
-        return {CODE: MessageField(Floats(self._dtype), shape=tuple(self._cells))}
-
-    def encode(self, t: int, upload: Upload) -> Body:  # noqa: ARG002
-        """The sketch of each client's update."""
-        clients = len(upload.clients)
-        code = torch.zeros(clients, *self._cells, dtype=self._dtype, device=self._error.device)
-        first = torch.arange(clients, device=code.device)[:, None] * self._cells[1]
-        values = torch.cat(
-            [upload.layout.clear(name, upload.values[name]).reshape(clients, -1) for name in upload.layout.axes], 1
+        yield Rule(
+            "slices",
+            "remembers",
+            False,
+            "codec=fetchsgd has steps on any coordinate, but slices={label} keeps some to the clients; use codec=topk.",
         )
-        for row in range(self.rows):
-            column, sign = self._on(upload.layout, self._column[row]), self._on(upload.layout, self._sign[row])
-            into = torch.zeros(clients * self._cells[1], dtype=self._dtype, device=code.device)
-            into.index_add_(0, (first + column).flatten(), (values * sign).flatten())
-            code[:, row] = into.view(clients, -1)
-        return {CODE: code}
 
-    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
+    def hashes(self, spec: Spec) -> Hashes:
+        """Return the hashes of all coordinates."""
+        cells = math.ceil(self.share * spec.size / self.rows)
+        return spec.once((FetchSGD, self.rows, cells), lambda: Hashes(spec, self.rows, cells))
+
+    def server_state(self, run: ServerRun) -> Sketches:
+        """Nothing has arrived yet."""
+        return Sketches(run, self.form(run.spec), run.spec.model_bytes, self.hashes(run.spec).cells)
+
+    def form(self, spec: Spec) -> StepForm:
+        """Places and entries."""
+
+        def shared(layout: int) -> Fields:
+            if layout != _SPARSE:
+                raise Refused(f"has a step of the unknown layout {layout}")
+            return entry_fields(spec, Slice.whole(1, spec.shapes), self.top)
+
+        return StepForm(shared)
+
+    def apply(self, memory: Any, down: Slice, values: Values, step: Coded) -> None:  # noqa: ARG002
+        """Add the entries at their places."""
+        entries = on_slice(step.body["entries"])
+        found = down.pick(entries.values, entries.part)
+        for name, value in values.items():
+            value.add_(found[name].to(value.dtype))
+
+    def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
+        """The cells."""
+        return {CODE: MessageField(Floats(spec.dtype), shape=tuple(self.hashes(spec).cells))}
+
+    def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
+        """The sketch of each client's update."""
+        spec = memory.run.spec
+        values = {name: value.to(spec.dtype) for name, value in update.values.items()}
+        return {CODE: self.hashes(spec).sketch(update.layout, values)}
+
+    def decode(self, state: Sketches, head: Header, part: Slice, body: Body) -> Update:  # noqa: ARG002
         """The sketches, which are summed."""
-        space = Slice.whole(len(frame.clients), {CODE: self._cells})
-        return replace(frame, slice=space, layout=space, values={CODE: numbers(body, CODE)})
+        code = as_tensor(body[CODE])
+        space = Slice.whole(len(code), {CODE: code.shape[1:]})
+        return Update(space, space, {CODE: code.to(state.run.device)})
 
-    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """One per cell."""
-        return torch.full((part.clients,), float(self._cells.numel()), dtype=torch.float64)
+        return torch.full((part.clients,), float(self.hashes(spec).cells.numel()), dtype=torch.float64)
 
-    def lift(self, t: int, mean: Step) -> Step:  # noqa: ARG002
+    def expand(self, state: Sketches, t: int, mean: Step) -> Step:  # noqa: ARG002
         """The strongest coordinates of the error sketch."""
         if CODE not in mean:
             return mean
-        self._velocity = self.momentum * self._velocity + mean[CODE][1]
-        self._error = self._error + self._velocity
-        found = self.estimate(self._error)[None]
+        spec = state.run.spec
+        hashes = self.hashes(spec)
+        state.velocity = self.momentum * state.velocity + mean[CODE].values
+        state.error = state.error + state.velocity
+        found = hashes.estimate(state.error)[None]
         taken = strongest(Line(found, None, torch.tensor([found.shape[1]], device=found.device)), self.top)
-        hit = torch.zeros_like(self._error, dtype=torch.bool)
-        hit.scatter_(1, self._column[:, taken[0]].long(), True)
-        self._error, self._velocity = self._error.masked_fill(hit, 0), self._velocity.masked_fill(hit, 0)
-        parts = found.masked_fill(~taken, 0)[0].split([shape.numel() for shape in self._shapes.values()])
-        return {n: (None, p.view(s)) for (n, s), p in zip(self._shapes.items(), parts, strict=True)}
+        hit = torch.zeros_like(state.error, dtype=torch.bool)
+        hit.scatter_(1, hashes.column.to(hit.device)[:, taken[0]].long(), True)
+        state.error, state.velocity = state.error.masked_fill(hit, 0), state.velocity.masked_fill(hit, 0)
+        step = split(found.masked_fill(~taken, 0)[0], spec.shapes)
+        state.coded = {"places": split(taken[0], spec.shapes)}
+        return {name: RowDelta(None, value.to(spec.dtypes[name])) for name, value in step.items()}
 
-    def estimate(self, sketch: Tensor) -> Tensor:
-        """Every coordinate as the median of its cells."""
-        seen = (sketch.gather(1, self._column.long()) * self._sign).sort(0).values
-        return (seen[(self.rows - 1) // 2] + seen[self.rows // 2]) / 2
-
-    def observe(self, end: RoundEnd) -> None:
-        """Count this round's step: the places of its coordinates, and their values."""
-        self._missed.add(end, step_bytes(end.change, self._shapes, self.top, self._dtype))
-
-    def down_bytes(self, t: int, down: Slice, itemsize: int, clients: Tensor) -> Tensor:
-        """The steps that a client missed."""
-        return self._missed.bytes(t, clients, super().down_bytes(t, down, itemsize, clients))
-
-    def state_dict(self) -> Values:
-        """Both sketches of the server, and who has seen which steps."""
-        return {"error": self._error, "velocity": self._velocity} | self._missed.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from saved sketches."""
-        own = self._own(state, ("error", "velocity", *Missed.kinds))
-        self._error, self._velocity = own["error"], own["velocity"]
-        self._missed.load_state_dict(own)
-
-    def _on(self, layout: Slice, line: Tensor) -> Tensor:
-        """What belongs to the coordinates of a layout, out of one line of all coordinates: [clients, places]."""
-        parts = line.split([shape.numel() for shape in self._shapes.values()])
-        model = {n: p.view(s) for (n, s), p in zip(self._shapes.items(), parts, strict=True)}
-        return torch.cat([own.reshape(layout.clients, -1) for own in layout.gather(model).values()], 1)
+    def append(self, state: Sketches, end: Round) -> None:
+        """The strongest coordinates, times the server's rate."""
+        spec = state.run.spec
+        assert state.coded is not None
+        part = Slice.whole(1, spec.shapes)
+        places = {name: flags[None] for name, flags in state.coded["places"].items()}
+        change = split(flatten(end.change, spec.shapes), spec.shapes)
+        entries = {name: value[None] for name, value in change.items()}
+        state.log.add(end.number, _SPARSE, {"places": OnSlice(part, places), "entries": OnSlice(part, entries)})

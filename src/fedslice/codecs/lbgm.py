@@ -1,57 +1,94 @@
-"""Look-back gradients: a multiple of what was sent before (LBGM of S4's table 8)."""
+"""Look-back gradients: a multiple of what was sent before (LBGM, as FLSS's table 8 has it)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.codecs.base import Codec, beside, entries, numbers
-from fedslice.codecs.memory import Memory
+from fedslice.codecs import memory as memories
+from fedslice.codecs.base import Codec
+from fedslice.core.capabilities import Rule, once_a_round
 from fedslice.core.encodings import Bits, Floats
-from fedslice.core.message import Body, Fields, OnSlice
+from fedslice.core.entries import OnSlice, as_tensor, on_slice, per_client
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.errors import Refused
-from fedslice.messages import Upload
-from fedslice.parts import CHECKED, World
-from fedslice.slice import Slice
+from fedslice.core.part import CHECKED, ClientRun, ServerRun, State
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
+from fedslice.core.store import Store
+from fedslice.core.update import Update
 
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
+_SENT = "sent"
 
 
-@dataclass(config=CHECKED)
+class LookBacks(State):
+    """What every client last sent in full.
+
+    Attributes:
+        store: The look-backs.
+        close: Which parameters of the chunk that was decoded last came as factors, by parameter [clients].
+    """
+
+    saved = ("store",)
+
+    def __init__(self, run: ServerRun):
+        super().__init__(run)
+        self.store = Store(None, run.device)
+        self.close: dict[str, Tensor] = {}
+
+
+@dataclass(frozen=True, config=CHECKED)
 class LBGM(Codec):
     """A parameter's update g goes up as ρ = ⟨g, ℓ⟩/‖ℓ‖² if it is close to the one ℓ that last went up in full.
 
     Close means sin²(g, ℓ) ≤ delta; the server then takes ρ·ℓ. Otherwise g goes up and becomes ℓ. The look-back is by
-    parameter, as in the published code (the paper's algorithm takes the model as one vector), and both sides remember
-    it for every client.
+    parameter, as in the published code (the paper's algorithm takes the model as one vector). Client and server
+    remember it each for itself, so a simulation remembers two models per client.
     """
 
     label = "lbgm"
 
     delta: Annotated[float, Field(ge=0, le=1)] = 0.05
 
-    def check(self, recipe: Recipe) -> None:
+    @property
+    def provides(self) -> frozenset[str]:
+        """It remembers look-backs."""
+        return frozenset({"remembers"})
+
+    def rules(self) -> Iterable[Rule]:
         """A client's memory is written once a round."""
-        self._once_a_round("codec", recipe)
+        yield once_a_round("codec", self.label)
 
-    def setup(self, world: World) -> None:
-        """Nothing was sent yet."""
-        super().setup(world)
-        self._sent = Memory(self, "sent", world)  # by the client
-        self._received = Memory(self, "received", world)  # by the server
+    def client_memory(self, run: ClientRun, place: str) -> Memory:
+        """Nothing was sent yet. In a simulation the server's half lies in the same machine."""
+        memories.check_size(run.spec, self.label, len(run.task.federation), copies=2)
+        memory = Memory(run, place)
+        memory.pair(_SENT)
+        return memory
 
-    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+    def server_state(self, run: ServerRun) -> LookBacks:
+        """Nothing has arrived yet."""
+        return LookBacks(run)
+
+    def enrol(self, state: LookBacks, clients: Tensor, facts: Body) -> None:  # noqa: ARG002
+        """Refuse more clients than can be remembered."""
+        memories.check_size(state.run.spec, self.label, state.run.enrolled.count)
+
+    def forget(self, state: LookBacks, clients: Tensor) -> None:
+        """Forget what these clients have sent; their next updates must come in full."""
+        state.store.forget(_SENT, clients)
+
+    def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """A flag per parameter, and then a factor or the values."""
 
         def close(body: Body) -> Tensor:
-            return numbers(body, "close").bool()
+            return as_tensor(body["close"]).bool()
 
         def full(body: Body) -> OnSlice:
             flags = {}
@@ -62,44 +99,59 @@ class LBGM(Codec):
 
         return {
             "close": MessageField(Bits(), shape=(len(part.axes),)),
-            "factor": MessageField(Floats(self._dtype), shape=(len(part.axes),), where=close),
-            "values": MessageField(Floats(self._dtype), on=part, where=full),
+            "factor": MessageField(Floats(spec.dtype), shape=(len(part.axes),), where=close),
+            "values": MessageField(Floats(spec.dtype), on=part, where=full),
         }
 
-    def encode(self, t: int, upload: Upload) -> Body:  # noqa: ARG002
+    def encode(self, memory: Memory, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """Compare every parameter with what was last sent in full."""
-        part, clients, taken = upload.slice, upload.clients, upload.weights > 0
+        part, clients, dtype = update.slice, head.clients, memory.run.spec.dtype
         factors, flags = [], []
-        for name, value in upload.values.items():
-            back = self._sent.recall(clients, part, name, value)
+        for name, value in update.values.items():
+            back = memories.recall(memory, _SENT, clients, part, name, value)
             inner, energy, length = (
                 part.sums(name, one.double() * other.double())
                 for one, other in ((value, back), (value, value), (back, back))
             )
             factor = inner / torch.where(length > 0, length, 1)
             close = (length > 0) & (energy - factor * inner <= self.delta * energy)  # sin²·‖g‖² on the left
-            self._sent.keep(clients, part, name, value, taken & ~close.to(taken.device))
-            factors.append(factor.to(value.dtype))
+            memories.remember(memory, _SENT, clients, part, name, value, ~close)
+            factors.append(factor.to(dtype))
             flags.append(close)
+        none = torch.zeros(update.clients, 0)
         return {
-            "close": torch.stack(flags, 1),
-            "factor": torch.stack(factors, 1),
-            "values": OnSlice(part, upload.values),
+            "close": torch.stack(flags, 1) if flags else none.bool(),
+            "factor": torch.stack(factors, 1) if factors else none.to(dtype),
+            "values": OnSlice(part, {name: value.to(dtype) for name, value in update.values.items()}),
         }
 
-    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
-        """Factors times what the client sent before, or values, which are remembered."""
-        part, taken, values = frame.slice, frame.weights > 0, {}
-        sent = entries(body, "values").values
-        flags, factors = (numbers(body, name).unbind(1) for name in ("close", "factor"))
-        for (name, value), close, factor in zip(sent.items(), flags, factors, strict=True):
-            back = self._received.recall(frame.clients, part, name, value)
-            if bool((close.bool() & ~back.flatten(1).any(1)).any()):
-                raise Refused(f"has a factor for {name!r}, of which its sender never sent values")
-            values[name] = torch.where(beside(close.bool(), value), beside(factor, value) * back, value)
-            self._received.keep(frame.clients, part, name, value, taken & ~close.bool().to(taken.device))
-        return replace(frame, values=values)
+    def decode(self, state: LookBacks, head: Header, part: Slice, body: Body) -> Update:
+        """Factors times what the client sent before, or the values.
 
-    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        A factor from a client that never sent values decodes to NaN, which the server refuses: it costs that client
+        the round, and nobody else.
+        """
+        spec = state.run.spec
+        flags, factors = (as_tensor(body[name]).unbind(1) for name in ("close", "factor"))
+        values: Values = {}
+        state.close = {}
+        for (name, sent), flag, factor in zip(on_slice(body["values"]).values.items(), flags, factors, strict=True):
+            close = flag.bool().to(sent.device)
+            back = memories.recall(state.store, _SENT, head.clients, part, name, sent)
+            never = close & ~back.flatten(1).any(1)
+            multiple = per_client(factor.to(sent.device).masked_fill(never, torch.nan), sent) * back
+            values[name] = torch.where(per_client(close, sent), multiple, sent).to(spec.dtypes[name])
+            state.close[name] = close
+        return Update(part, part, values)
+
+    def taken(self, state: LookBacks, head: Header, update: Update, taken: Tensor) -> None:
+        """Remember what arrived in full."""
+        for name, close in state.close.items():
+            which = taken.to(close.device) & ~close
+            value = update.values[name]
+            memories.remember(state.store, _SENT, head.clients, update.slice, name, value, which)
+        state.close = {}
+
+    def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """One per factor or value."""
-        return (sizes["factor"] + sizes["values"]).double() / self._dtype.itemsize
+        return (sizes["factor"] + sizes["values"]).double() / spec.dtype.itemsize

@@ -1,58 +1,83 @@
-"""What a codec remembers of each client: one value per coordinate of the model."""
+"""What a codec remembers of each client: one value per coordinate of the model, on either side of the wire."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedslice.errors import UserError
-from fedslice.parts import World
-from fedslice.slice import Slice
-
-if TYPE_CHECKING:
-    from fedslice.codecs.base import Codec
+from fedslice.core.entries import per_client
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Slice
+from fedslice.core.spec import Spec
 
 _MOST = 8 * 2**30  # bytes that all clients' memories may take
 
 
-class Memory:
-    """Zero where nothing was put; a client whose slice changes keeps what it remembers outside of the new one."""
+class Shelf(Protocol):
+    """Where memories lie: a part's :class:`~fedslice.core.memory.Memory`, or a store of the server's."""
 
-    def __init__(self, codec: Codec, kind: str, world: World):
-        self._key = f"{codec.label}/{kind}"
-        self._store = world.store
-        clients = world.recipe.select.seen(world.rounds, len(world.task.federation))
-        size = clients * world.task.itemsize * sum(shape.numel() for shape in world.task.shapes.values())
-        if size > _MOST:
-            raise UserError(
-                f"codec={codec.label} remembers a whole model for each of {clients:,} clients, {size / 2**30:,.1f} GiB "
-                f"where {_MOST / 2**30:g} are allowed; take fewer clients or rounds, or a codec without memory "
-                "(quantize, fetchsgd, or topk with error_feedback=false)."
-            )
+    def get(self, name: str, clients: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what these clients remember, and who of them does."""
+        ...
 
-    def recall(self, clients: Tensor, part: Slice, name: str, like: Tensor) -> Tensor:
-        """A parameter's remembered values on a slice, whose values are ``like``."""
-        whole = self._whole(clients, part, name)
-        if whole is None:
-            return torch.zeros_like(like)
-        return part.only([name]).pick({name: whole}, _everywhere(part, name))[name]
+    def put(self, name: str, clients: Tensor, values: Tensor) -> None:
+        """Remember values of these clients."""
+        ...
 
-    def keep(self, clients: Tensor, part: Slice, name: str, values: Tensor, which: Tensor) -> None:
-        """Remember a parameter's values on a slice, for those clients only that ``which`` says."""
-        new, old = part.spread(name, values), self._whole(clients, part, name)
-        if old is not None:
-            new = torch.where(part.inside(_everywhere(part, name), name).to(new.device), new, old)
-        which = which.to(clients.device)
-        self._store.put(f"{self._key}/{name}", clients[which], new[which])
 
-    def _whole(self, clients: Tensor, part: Slice, name: str) -> Tensor | None:
-        memory = self._store.get(f"{self._key}/{name}", clients)
-        if memory is None:
-            return None
-        values, known = memory
-        return values.masked_fill(~known.view(-1, *[1] * len(part.shapes[name])), 0)
+def check_size(spec: Spec, label: str, clients: int, copies: int = 1) -> None:
+    """Refuse memories that no machine holds.
+
+    Args:
+        spec: What both sides know.
+        label: The codec's name.
+        clients: How many clients there are.
+        copies: How often this machine remembers each client's model.
+
+    Raises:
+        UserError: If those of them that can take part have too much to remember.
+    """
+    clients = spec.recipe.select.seen(spec.rounds, clients)
+    size = copies * clients * sum(shape.numel() * spec.dtypes[name].itemsize for name, shape in spec.shapes.items())
+    if size > _MOST:
+        raise UserError(
+            f"codec={label} remembers a whole model for each of {clients:,} clients, {size / 2**30:,.1f} GiB "
+            f"where {_MOST / 2**30:g} are allowed; take fewer clients or rounds, or a codec without memory "
+            "(quantize, fetchsgd, or topk with error_feedback=false)."
+        )
+
+
+def recall(shelf: Shelf, kind: str, clients: Tensor, part: Slice, name: str, like: Tensor) -> Tensor:
+    """Return a parameter's remembered values on a slice, whose values are ``like``; zero where nothing was put."""
+    whole = _whole(shelf, kind, clients, name)
+    if whole is None:
+        return torch.zeros_like(like)
+    return part.only([name]).pick({name: whole}, _everywhere(part, name))[name]
+
+
+def remember(
+    shelf: Shelf, kind: str, clients: Tensor, part: Slice, name: str, values: Tensor, which: Tensor | None = None
+) -> None:
+    """Remember a parameter's values on a slice, of all clients or of those that ``which`` [clients] says.
+
+    A client whose slice changes keeps what it remembers outside of the new one.
+    """
+    new, old = part.spread(name, values), _whole(shelf, kind, clients, name)
+    if old is not None:
+        new = torch.where(part.inside(_everywhere(part, name), name).to(new.device), new, old)
+    if which is not None:
+        clients, new = clients[which.to(clients.device)], new[which.to(new.device)]
+    shelf.put(f"{kind}/{name}", clients, new)
+
+
+def _whole(shelf: Shelf, kind: str, clients: Tensor, name: str) -> Tensor | None:
+    memory = shelf.get(f"{kind}/{name}", clients)
+    if memory is None:
+        return None
+    values, known = memory
+    return values.masked_fill(~per_client(known, values), 0)
 
 
 def _everywhere(part: Slice, name: str) -> Slice:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,79 +12,101 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice import rng
-from fedslice.codecs.base import Codec, beside, entries, numbers
+from fedslice.codecs.base import Codec, scales
+from fedslice.core import rng
 from fedslice.core.encodings import Bits
-from fedslice.core.message import Body, Fields, OnSlice
+from fedslice.core.entries import OnSlice, as_tensor, on_slice, per_client
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.messages import Upload
-from fedslice.parts import CHECKED, World
-from fedslice.slice import Slice
+from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.slice import Slice
+from fedslice.core.spec import Spec
+from fedslice.core.update import Update
 
 
-@dataclass(config=CHECKED)
+class _Places(Memory):
+    """Nothing is remembered; each coordinate's number within its parameter, by which it draws."""
+
+    def __init__(self, run: ClientRun, place: str):
+        super().__init__(run, place)
+        shapes = run.spec.shapes
+        self.index = {n: torch.arange(s.numel(), device=run.device).view(s) for n, s in shapes.items()}
+
+
+@dataclass(frozen=True, config=CHECKED)
 class Quantize(Codec):
     """Each value as one of 2^bits − 1 levels between −s and s, where s is the largest magnitude of the parameter.
 
     A value goes to the level below or above with chances that make the mean exact. Zero is a level, so zeros stay. The
-    draw depends on the round, the client and the coordinate, and on nothing else.
+    draw depends on the clients' seed, the round, the client and the coordinate, and on nothing else.
     """
 
     label = "quantize"
-    keeps_zeros = True
 
     bits: Annotated[int, Field(ge=2, le=16)] = 8
 
-    def setup(self, world: World) -> None:
-        """Learn the seed."""
-        super().setup(world)
-        self._seed = world.seed
-        self._levels = 2 ** (self.bits - 1) - 1  # on each side of zero
-        self._index = {n: torch.arange(s.numel(), device=world.device).view(s) for n, s in self._shapes.items()}
+    @property
+    def provides(self) -> frozenset[str]:
+        """Zero is a level."""
+        return frozenset({"keeps-zeros"})
 
-    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+    @property
+    def _levels(self) -> int:
+        """How many levels there are on each side of zero."""
+        return (1 << (self.bits - 1)) - 1
+
+    def client_memory(self, run: ClientRun, place: str) -> _Places:
+        """Number the coordinates."""
+        return _Places(run, place)
+
+    def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """A scale per parameter, and levels counted from the lowest."""
-        return {"scale": self.scales(part), "level": MessageField(Bits(self.bits, 2 * self._levels), on=part)}
+        return {"scale": scales(spec, part), "level": MessageField(Bits(self.bits, 2 * self._levels), on=part)}
 
-    def encode(self, t: int, upload: Upload) -> Body:
+    def encode(self, memory: _Places, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """The largest magnitudes, and levels drawn at random."""
-        levels, scales = {}, [torch.zeros(len(upload.clients), 0, dtype=self._dtype)]
-        index = upload.layout.gather(self._index)
-        for number, (name, value) in enumerate(upload.values.items()):
-            line = upload.layout.line(name, value)
+        dtype, layout = memory.run.spec.dtype, update.layout
+        levels, found = {}, [torch.zeros(update.clients, 0, dtype=dtype)]
+        index = layout.gather(memory.index)
+        for number, (name, value) in enumerate(update.values.items()):
+            line = layout.line(name, value)
             scale = line.values.abs().amax(1) if line.values.shape[1] else value.new_zeros(len(value))
-            where = index[name].reshape(len(value), -1)
-            drawn = self._rounded(line.values, scale, (t, upload.clients, number, where))
-            levels[name] = (drawn + self._levels).long().view_as(value)
-            scales.append(scale.cpu()[:, None])
+            scale, where = scale.to(dtype), index[name].reshape(len(value), -1)
+            chance = _chances(memory.run.seed, head, number, where)
+            levels[name] = self._rounded(line.values, scale, chance).view_as(value)
+            found.append(scale.cpu()[:, None])
         zero = self._levels  # the level of every coordinate that cannot have changed
-        return {"scale": torch.cat(scales, 1), "level": OnSlice(upload.layout, levels, zero)}
+        return {"scale": torch.cat(found, 1), "level": OnSlice(layout, levels, zero)}
 
-    def decode(self, t: int, frame: Upload, body: Body) -> Upload:  # noqa: ARG002
-        """Levels times scale."""
-        level = entries(body, "level")
-        values = {
-            name: self._values((found - self._levels).double(), beside(scale.to(found.device), found))
-            for (name, found), scale in zip(level.values.items(), numbers(body, "scale").unbind(1), strict=True)
-        }
-        return replace(frame, layout=level.part, values=values)
+    def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:  # noqa: ARG002
+        """Levels times scale; the highest is exactly the scale."""
+        level, dtypes = on_slice(body["level"]), state.run.spec.dtypes
+        values = {}
+        for (name, found), scale in zip(level.values.items(), as_tensor(body["scale"]).unbind(1), strict=True):
+            share = (found - self._levels).double() / self._levels
+            values[name] = (share * per_client(scale.to(found.device), found).double()).to(dtypes[name])
+        return Update(part, level.part, values)
 
-    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """So many bits per value."""
         return part.numbers().double() * self.bits / 32
 
-    def _rounded(self, values: Tensor, scale: Tensor, key: tuple[int, Tensor, int, Tensor]) -> Tensor:
-        """The level of each value, drawn between its neighbours."""
-        t, clients, number, where = key
-        words: list[int | NDArray[np.int64]] = [t, clients.cpu().numpy()[:, None], number, where.cpu().numpy()]
-        chance = torch.from_numpy(rng.uniform(self._seed, rng.Purpose.NOISE, *words)).to(values.device)
+    def _rounded(self, values: Tensor, scale: Tensor, chance: Tensor) -> Tensor:
+        """The level of each value, drawn between its neighbours and counted from the lowest."""
         divisor = torch.where(scale > 0, scale, 1)[:, None].double()
-        exact = values.double() / divisor * self._levels
+        exact = (values.double() / divisor * self._levels).clamp(-self._levels, self._levels)
         below = exact.floor()
-        drawn: Tensor = below + (chance < exact - below)
-        return drawn
+        drawn: Tensor = below + (chance.to(values.device) < exact - below) + self._levels
+        return drawn.long()
 
-    def _values(self, levels: Tensor, scale: Tensor) -> Tensor:
-        """What a level stands for; the highest is exactly the scale."""
-        values: Tensor = levels / self._levels * scale.double()
-        return values.to(self._dtype)
+
+def _chances(seed: int, head: Header, number: int, where: Tensor) -> Tensor:
+    """A number between 0 and 1 for each coordinate [clients, places] of a parameter."""
+    words: list[int | NDArray[np.int64]] = [
+        head.round,
+        head.clients.cpu().numpy()[:, None],
+        number,
+        where.cpu().numpy(),
+    ]
+    return torch.from_numpy(rng.uniform(seed, rng.Purpose.NOISE, *words))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.codecs.base import entries, numbers, signed
+from fedslice.codecs.base import signed
 from fedslice.codecs.feedback import Feedback
 from fedslice.core.encodings import Bits, Floats
-from fedslice.core.message import Body, Field, Fields, OnSlice
-from fedslice.parts import CHECKED
-from fedslice.slice import Slice, Values
+from fedslice.core.entries import OnSlice, as_tensor, on_slice
+from fedslice.core.message import Body, Field, Fields
+from fedslice.core.part import CHECKED
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Sign(Feedback):
     """q = ‖p‖₁/D · sign(p), with D values that the client sends and sign(0) = 1: D bits and one number."""
 
@@ -22,21 +26,21 @@ class Sign(Feedback):
 
     error_feedback: bool = True
 
-    def fields(self, t: int, part: Slice) -> Fields:  # noqa: ARG002
+    def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """One scale for all parameters, and a bit per value: is it not negative?"""
-        return {"scale": Field(Floats(self._dtype, negative=False), shape=(1,)), "sign": Field(Bits(), on=part)}
+        return {"scale": Field(Floats(spec.dtype, negative=False), shape=(1,)), "sign": Field(Bits(), on=part)}
 
-    def compress(self, part: Slice, values: Values) -> Body:
+    def compress(self, spec: Spec, part: Slice, values: Values) -> Body:
         """‖p‖₁/D and the signs."""
         norm = sum((part.sums(name, value.abs()) for name, value in values.items()), torch.zeros(part.clients))
-        scale = (norm / part.numbers().clamp(min=1).to(norm.device)).to(self._dtype)
+        scale = (norm / part.numbers().clamp(min=1).to(norm.device)).to(spec.dtype)
         return {"scale": scale[:, None], "sign": OnSlice(part, {name: value >= 0 for name, value in values.items()})}
 
-    def restore(self, part: Slice, body: Body) -> Values:  # noqa: ARG002
+    def restore(self, spec: Spec, part: Slice, body: Body) -> Values:  # noqa: ARG002
         """Signs times scale."""
-        scale, signs = numbers(body, "scale")[:, 0], entries(body, "sign").values
-        return {name: signed(sign, scale) for name, sign in signs.items()}
+        signs, scale = on_slice(body["sign"]).values, as_tensor(body["scale"])[:, 0]
+        return {name: signed(sign, scale.to(sign.device)).to(spec.dtypes[name]) for name, sign in signs.items()}
 
-    def words(self, t: int, part: Slice, sizes: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """A bit per value."""
         return part.numbers().double() / 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from fedslice.core import message
 from fedslice.core.encodings import Floats, Places
-from fedslice.core.message import OnSlice
-from fedslice.slice import Line, Shapes, Slice, Values
+from fedslice.core.message import Fields
+from fedslice.core.slice import Line, Slice, Values
+from fedslice.core.spec import Spec
 
 Share = Annotated[float, Field(ge=1e-9, le=1)]
 
@@ -32,19 +32,13 @@ def strongest(line: Line, share: float) -> Tensor:
 
 
 def strongest_of(part: Slice, values: Values, share: float) -> Values:
-    """The same flags for every parameter, in its shape."""
+    """Return the same flags for every parameter, in its shape."""
     return {name: strongest(part.line(name, value), share).view_as(value) for name, value in values.items()}
 
 
-def step_bytes(
-    step: Mapping[str, tuple[Tensor | None, Tensor]], shapes: Shapes, share: float, dtype: torch.dtype | None
-) -> int:
-    """Bytes of a change of the model as places and entries of a type; without one, a bit each."""
-    whole: Values = {}
-    for name, (rows, values) in step.items():
-        whole[name] = values if rows is None else values.new_zeros(shapes[name]).index_add_(0, rows, values)
-    part = Slice.whole(1, shapes, whole)
-    taken = OnSlice(part, {name: (value != 0)[None] for name, value in whole.items()})
-    entries = sum(int(flags.sum()) for flags in taken.values.values())
-    places = int(message.Field(Places(share), on=part).size(1, {"places": taken}, "places"))
-    return places + (int(Floats(dtype).size(torch.tensor(entries))) if dtype else (entries + 7) // 8)
+def entry_fields(spec: Spec, part: Slice, share: float) -> Fields:
+    """Return fields of the places of all parameters in one line, and the entries there at full precision."""
+    return {
+        "places": message.Field(Places(share), on=part),
+        "entries": message.Field(Floats(spec.dtype), on=part, where=lambda body: body["places"]),
+    }

@@ -1,9 +1,9 @@
 """``combine``: how does the server merge?"""
 
+from fedslice.combine.accumulator import Accumulator
 from fedslice.combine.base import Combine
 from fedslice.combine.coverage import Coverage
 from fedslice.combine.heat import HeatCorrected
 from fedslice.combine.mean import Mean
-from fedslice.combine.total import Total
 
-__all__ = ["Combine", "Coverage", "HeatCorrected", "Mean", "Total"]
+__all__ = ["Accumulator", "Combine", "Coverage", "HeatCorrected", "Mean"]

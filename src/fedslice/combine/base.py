@@ -1,39 +1,47 @@
-"""What every way to merge updates answers."""
+"""The interface of ``combine``: how does the server merge updates?"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedslice.combine.total import Total
-from fedslice.messages import Step
-from fedslice.parts import Part, World
+from fedslice.combine.accumulator import Accumulator
+from fedslice.core.facts import facts
+from fedslice.core.message import Fields
+from fedslice.core.part import Part
+from fedslice.core.spec import Spec
+from fedslice.core.update import Step
 
 
 class Combine(Part):
-    """How updates are weighted, what the sum is divided by, and what is done to it per coordinate."""
+    """How updates are weighted, what the sum is divided by, and what is done to it per coordinate.
 
-    per_holder: ClassVar[bool] = False  # divide each coordinate by the weight of those who sent it?
+    It runs on the server. Weights are what clients enrolled with.
+    """
 
     weights: Literal["samples", "uniform"] = "samples"
-    population_weight: float  # W, the weights of all clients; known after the set-up
 
-    def setup(self, world: World) -> None:
-        """w_i: the number of a client's training samples, or one."""
-        sizes = world.task.federation.train.sizes.cpu()
-        self._weights = sizes.to(torch.float64) if self.weights == "samples" else torch.ones(len(sizes)).double()
-        self.population_weight = float(self._weights.sum())
+    def facts(self, spec: Spec) -> Fields:  # noqa: ARG002
+        """The number of training samples, if it is the weight."""
+        return facts(["samples"] if self.weights == "samples" else [])
 
-    def weigh(self, clients: Tensor) -> Tensor:
-        """The weights of these clients."""
-        return self._weights[clients.cpu()]
+    def weigh(self, state: Any, clients: Tensor) -> Tensor:
+        """Return the weights of these clients in float64: their numbers of training samples, or ones."""
+        if self.weights == "uniform":
+            return torch.ones(len(clients), dtype=torch.float64)
+        return state.run.enrolled.facts("samples", clients)[:, 0].double()  # type: ignore[no-any-return]
 
-    def begin(self) -> Total:
-        """An empty total for a round."""
-        return Total(covered=self.per_holder)
+    def total_weight(self, state: Any) -> float:
+        """Return W, the weights of all enrolled clients."""
+        enrolled = state.run.enrolled
+        return float(enrolled.count if self.weights == "uniform" else enrolled.sum("samples"))
 
-    def correct(self, mean: Step, total: Total) -> Step:  # noqa: ARG002
-        """Turn the mean, by now in the model's own space, into the server's step."""
+    def begin(self) -> Accumulator:
+        """Return an empty sum for a round."""
+        return Accumulator(per_sender="per-sender" in self.provides)
+
+    def correct(self, state: Any, mean: Step, total: Accumulator) -> Step:  # noqa: ARG002
+        """Return the server's step, given the mean, by now in the model's own space."""
         return mean

@@ -1,32 +1,36 @@
-"""The mean over those who sent a coordinate (S3, equation 4; the submodel averaging that S0 departs from)."""
+"""The mean over those who sent a coordinate (FedDD, equation 4; the submodel averaging that FedSubAvg departs from)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
 from fedslice.combine.base import Combine
-from fedslice.errors import UserError
-from fedslice.parts import CHECKED
-
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
+from fedslice.core.capabilities import Rule
+from fedslice.core.part import CHECKED
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Coverage(Combine):
     """W = Σ w_i·W_i·M_i / Σ w_i·M_i per coordinate; where nobody sent, the old value stays."""
 
     label = "coverage"
-    per_holder = True
 
     weights: Literal["samples", "uniform"] = "samples"
 
-    def check(self, recipe: Recipe) -> None:
-        """A sum of codes no longer says who sent which coordinate."""
-        if recipe.codec.sums_codes:
-            raise UserError(
-                f"combine=coverage divides each coordinate by its senders, which codec={recipe.codec.label} no longer "
-                "shows once codes are summed; use combine=mean or codec=dense."
-            )
+    @property
+    def provides(self) -> frozenset[str]:
+        """The mean over senders is the step."""
+        return frozenset({"per-sender", "plain"})
+
+    def rules(self) -> Iterable[Rule]:
+        """Refuse a sum of codes, which no longer says who sent which coordinate."""
+        yield Rule(
+            "codec",
+            "sums-codes",
+            False,
+            "combine=coverage divides each coordinate by its senders, which codec={label} no longer shows once codes "
+            "are summed; use combine=mean or codec=dense.",
+        )

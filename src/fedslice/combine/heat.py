@@ -1,20 +1,42 @@
-"""FedSubAvg's correction by feature heat (S0, algorithm 1, line 9)."""
+"""FedSubAvg's correction by feature heat (algorithm 1, line 9).
+
+Federated Submodel Optimization for Hot and Cold Data Features
+    Yucheng Ding, Chaoyue Niu, Fan Wu, Shaojie Tang, Chengfei Lv, Yanghe Feng, Guihai Chen. NeurIPS 2022.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice.combine.accumulator import Accumulator
 from fedslice.combine.base import Combine
-from fedslice.combine.total import Total
-from fedslice.messages import Step
-from fedslice.parts import CHECKED, Positive, World
+from fedslice.core.facts import row_fields, row_name
+from fedslice.core.message import Body, Fields
+from fedslice.core.part import CHECKED, Positive, ServerRun, State
+from fedslice.core.slice import Values
+from fedslice.core.spec import Spec
+from fedslice.core.update import Step
 
 
-@dataclass(config=CHECKED)
+class Heat(State):
+    """W_m, the weight of the clients that hold row m, of each group of tables, and the coefficients made of it.
+
+    Sums of whole numbers are exact in float64: W_m does not depend on the order in which clients enrol and leave.
+    """
+
+    learned = ("weight",)
+
+    def __init__(self, run: ServerRun):
+        super().__init__(run)
+        self.weight: Values = {group.name: torch.zeros(group.rows).double() for group in run.spec.groups}
+        self.made: dict[str, tuple[int, Tensor]] = {}  # by group: coefficients of a version of the enrolled
+
+
+@dataclass(frozen=True, config=CHECKED)
 class HeatCorrected(Combine):
     """X_m += (N / n_m) · mean over the cohort of Δ_{i,m}.
 
@@ -31,37 +53,58 @@ class HeatCorrected(Combine):
     estimator: Literal["ratio", "horvitz-thompson"] = "ratio"
     max_coef: Positive | None = None
 
-    def setup(self, world: World) -> None:
-        """W and W_m of every table; a row that nobody holds is never updated, and its coefficient is one."""
-        super().setup(world)
-        self._clients = len(self._weights)
-        self._coef: dict[str, Tensor] = {}
-        for sets in world.task.index_sets:
-            coef = sets.weight(self._weights)
-            torch.div(coef.new_tensor(self.population_weight), coef, out=coef)
-            coef.masked_fill_(coef.isinf(), 1.0)
+    def facts(self, spec: Spec) -> Fields:
+        """The weight, and the rows of every group of tables."""
+        return {**super().facts(spec), **row_fields(spec)}
+
+    def introduce(self, memory: Any, clients: Tensor) -> Body:
+        """Name the rows of each client's data."""
+        rows = {row_name(sets.tables[0]): sets.axis(clients) for sets in memory.run.task.index_sets}
+        return {**super().introduce(memory, clients), **rows}
+
+    def server_state(self, run: ServerRun) -> Heat:
+        """Nobody holds a row yet."""
+        return Heat(run)
+
+    def enrol(self, state: Heat, clients: Tensor, facts: Body) -> None:
+        """Add the clients to the weight of their rows."""
+        self._add(state, clients, facts, 1)
+
+    def leave(self, state: Heat, clients: Tensor, facts: Body) -> None:
+        """Take the clients off the weight of their rows."""
+        self._add(state, clients, facts, -1)
+
+    def _add(self, state: Heat, clients: Tensor, facts: Body, sign: int) -> None:
+        weights = torch.full((len(clients),), sign, dtype=torch.float64)
+        if self.weights == "samples":
+            weights *= facts["samples"][:, 0].cpu()
+        for group, total in state.weight.items():
+            axis = facts[row_name(group)]  # every client's rows in one line: padding could be many times as long
+            total.index_add_(0, axis.flat.cpu(), torch.repeat_interleave(weights, axis.counts.cpu()))
+
+    def coefficients(self, state: Heat, table: str) -> Tensor:
+        """Return c_m of every row of a table; 1 where nobody enrolled with the row."""
+        spec = state.run.spec
+        group = spec.tables[table].name
+        version = state.run.enrolled.version
+        if group not in state.made or state.made[group][0] != version:
+            weight = state.weight[group]
+            coef = torch.full_like(weight, self.total_weight(state)) / weight  # a number by a tensor is inexact
+            coef.masked_fill_(weight == 0, 1.0)
             if self.max_coef is not None:
                 coef.clamp_(max=self.max_coef)
-            coef = coef.to(world.dtype).to(world.device)
-            self._coef |= dict.fromkeys(sets.tables, coef)
+            state.made[group] = version, coef.to(spec.dtypes[table]).to(state.run.device)
+        return state.made[group][1]
 
-    def coefficients(self, table: str) -> Tensor:
-        """c_m of every row of a table."""
-        return self._coef[table]
-
-    def correct(self, mean: Step, total: Total) -> Step:
+    def correct(self, state: Heat, mean: Step, total: Accumulator) -> Step:
         """Line 9, on the rows that the cohort touched."""
-        scale = 1.0
         if not mean:  # nobody sent anything that could be used
             return mean
+        scale = 1.0
         if self.estimator == "horvitz-thompson":  # (N/K)·Σ w_i·Δ_i / W_m  =  c_m · mean · (N/K)·Σ_C w_i / W
-            scale = self._clients / total.clients * total.weight / self.population_weight
+            scale = state.run.enrolled.count / total.clients * total.weight / self.total_weight(state)
         out: Step = {}
-        for name, (rows, values) in mean.items():
-            if name in self._coef:
-                coef = self._coef[name] if rows is None else self._coef[name][rows]
-                corrected = values * coef.view(-1, *[1] * (values.dim() - 1))
-            else:
-                corrected = values
-            out[name] = rows, corrected * scale if scale != 1.0 else corrected
+        for name, delta in mean.items():
+            own = delta.scaled(self.coefficients(state, name)) if name in state.run.spec.tables else delta
+            out[name] = own.map(lambda values: values * scale) if scale != 1.0 else own
         return out

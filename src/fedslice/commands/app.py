@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 import fedslice
 from fedslice import console, index
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 
 class Command(TyperCommand):

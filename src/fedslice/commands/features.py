@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from fedslice.commands.app import Data, say, writable
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.loading import loading
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from fedslice.core.slice import Values
     from fedslice.measure.features import Features
     from fedslice.panel import Panel
     from fedslice.runs.reading import Run
-    from fedslice.slice import Values
     from fedslice.task import Task
 
 Kind = Literal["html", "svg", "png"]
@@ -109,7 +109,8 @@ def _final(run: Run, data: str | None) -> tuple[Task, Values]:
             "say with --data where its data are."
         )
     _, tensors, _ = saved
-    model = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    saved_as = "server.model."
+    model = {key.removeprefix(saved_as): value for key, value in tensors.items() if key.startswith(saved_as)}
     there, wanted = ({name: tuple(v.shape) for name, v in model.items()}, {n: tuple(s) for n, s in task.shapes.items()})
     if there != wanted:
         differing = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))[0]

@@ -10,7 +10,7 @@ import typer
 
 from fedslice import console, index
 from fedslice.commands.app import Data, Json, Settings, TargetText, TaskName, blaming, said, say, show, writable
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.loading import loading
 
 if TYPE_CHECKING:
@@ -117,9 +117,15 @@ def list_(
         Literal["recipes", "parts", "tasks", "exhibits"] | None,
         typer.Argument(metavar="WHAT", help="One kind alone, and not all four."),
     ] = None,
+    combinations: Annotated[
+        bool, typer.Option("--combinations", help="Which parts go together, and why others do not, instead of lists.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show recipes, parts, tasks and exhibits, with their settings."""
+    if combinations:
+        _list_combinations(as_json)
+        return
     found = index.read()
     kinds = ("recipes", "parts", "tasks", "exhibits") if what is None else (what,)
     document = {
@@ -127,6 +133,16 @@ def list_(
         for kind in kinds
     }
     show(document, as_json, console.list_tables)
+
+
+def _list_combinations(as_json: bool) -> None:
+    with loading():
+        from fedslice.combinations import clashes  # it looks at the parts themselves
+        from fedslice.recipe import PARTS
+
+    parts = {place: list(kinds) for place, kinds in PARTS.items()}
+    document = {"parts": parts, "refused": [clash._asdict() for clash in clashes()]}
+    show(document, as_json, console.combination_tables)
 
 
 def write_report(places: Sequence[Path], out: str | None, target: Target | None, baseline: str | None = None) -> None:

@@ -30,7 +30,7 @@ from fedslice.commands.app import (
     writable,
 )
 from fedslice.commands.look import write_report
-from fedslice.errors import UserError, run_warnings
+from fedslice.core.errors import UserError, run_warnings
 from fedslice.loading import loading
 
 if TYPE_CHECKING:

@@ -6,11 +6,12 @@ encoding   for                                                bytes for n entrie
 Floats     values, scales, coefficients, sketches             n times the size of the type
 Bits       signs, quantisation levels, flags                  ceil(n * width / 8)
 Ids        held positions of one dimension, ascending         the smaller of packed integers and a bitmap
+Counts     samples, labels, widths                            ceil(n * bits / 8)
 Places     positions of sparse entries in a line of n         Golomb code: depends on the positions
 ========== ================================================== =================================================
 
-Unpacking raises :class:`~fedslice.errors.Refused` for anything that packing cannot have made. The caller compares the
-length of the data with :meth:`size` beforehand, so nothing is allocated for entries that are not there.
+Unpacking raises :class:`~fedslice.core.errors.Refused` for anything that packing cannot have made. The caller compares
+the length of the data with :meth:`size` beforehand, so nothing is allocated for entries that are not there.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedslice.errors import Refused
+from fedslice.core.errors import Refused
 
 _PHI = (math.sqrt(5) + 1) / 2
 
 
 @dataclass(frozen=True)
 class Floats:
-    """Finite numbers of one floating-point type, as they are.
+    """Numbers of one floating-point type, as they are.
 
     Args:
         dtype: The type.
         negative: Whether a number below zero is valid.
+        finite: Whether NaN and infinity are refused.
     """
 
     dtype: torch.dtype
     negative: bool = True
+    finite: bool = True
 
     def size(self, count: Tensor) -> Tensor:
         """Bytes of this many entries."""
@@ -53,7 +56,7 @@ class Floats:
         if not count:
             return torch.zeros(0, dtype=self.dtype)
         entries = torch.frombuffer(bytearray(data), dtype=self.dtype)
-        if not bool(torch.isfinite(entries).all()):
+        if self.finite and not bool(torch.isfinite(entries).all()):
             raise Refused("holds a NaN or an infinity")
         if not self.negative and bool((entries < 0).any()):
             raise Refused(f"holds {float(entries.min()):g}, expected 0 or more")
@@ -90,48 +93,74 @@ class Bits:
 
 
 @dataclass(frozen=True)
-class Ids:
-    """Ascending positions below ``extent``. A prefix, or all positions, is known from the number alone.
+class Counts:
+    """Whole numbers from 0 to ``most``, each in as many bytes as ``bits`` fill.
 
     Args:
-        extent: Length of the dimension.
+        bits: Bits per number: 8, 16, 32 or 64.
+        most: Largest valid number; by default the largest that the bits can hold (for 64 bits, 2**63 - 1).
     """
 
-    extent: int
+    bits: int = 32
+    most: int | None = None
 
-    @property
-    def width(self) -> int:
+    def size(self, count: Tensor) -> Tensor:
+        """Bytes of this many entries."""
+        return count * (self.bits // 8)
+
+    def pack(self, entries: Tensor) -> bytes:
+        """One client's entries [n] as bytes."""
+        return entries.cpu().numpy().astype(f"<u{self.bits // 8}").tobytes()
+
+    def unpack(self, data: memoryview, count: int) -> Tensor:  # noqa: ARG002
+        """The entries [n] as int64."""
+        entries = np.frombuffer(data, dtype=f"<u{self.bits // 8}")
+        most = min((1 << 63) - 1, (1 << self.bits) - 1 if self.most is None else self.most)
+        if entries.max(initial=0) > most:
+            raise Refused(f"holds {entries.max()}, expected at most {most}")
+        return torch.from_numpy(entries.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Ascending positions below an extent. A prefix, or all positions, is known from the number alone."""
+
+    @staticmethod
+    def width(extent: int) -> int:
         """Bits of one packed position."""
-        return max(1, (self.extent - 1).bit_length())
+        return max(1, (extent - 1).bit_length())
 
-    def size(self, count: Tensor, prefix: Tensor) -> Tensor:
+    def size(self, count: Tensor, prefix: Tensor, extent: Tensor | int) -> Tensor:
         """Bytes of this many positions, which are the first ones where ``prefix`` says so."""
-        packed = ((count * self.width + 7) // 8).clamp(max=(self.extent + 7) // 8)
-        return packed * ~(prefix | (count == self.extent))
+        extent = torch.as_tensor(extent)
+        width = (extent - 1).clamp(min=1).double().log2().floor().long() + 1  # exact below 2^53
+        packed = torch.minimum((count * width + 7) // 8, (extent + 7) // 8)
+        return packed * ~(prefix | (count == extent))
 
-    def pack(self, ids: Tensor) -> bytes:
+    def pack(self, ids: Tensor, extent: int) -> bytes:
         """One client's positions as bytes."""
         own = ids.cpu().numpy()
-        if self._bitmap(len(own)):
-            flags = np.zeros(self.extent, dtype=np.uint8)
+        if self._bitmap(len(own), extent):
+            flags = np.zeros(extent, dtype=np.uint8)
             flags[own] = 1
             return np.packbits(flags).tobytes()
-        return np.packbits(_to_bits(own, self.width)).tobytes()
+        return np.packbits(_to_bits(own, self.width(extent))).tobytes()
 
-    def unpack(self, data: memoryview, count: int, prefix: bool) -> Tensor:
+    def unpack(self, data: memoryview, count: int, prefix: bool, extent: int) -> Tensor:
         """The positions [count]."""
-        if prefix or count == self.extent:
+        if prefix or count == extent:
             return torch.arange(count)
-        if self._bitmap(count):
-            ids = np.flatnonzero(_unpack_bits(data, self.extent))
+        if self._bitmap(count, extent):
+            ids = np.flatnonzero(_unpack_bits(data, extent))
         else:
-            ids = _from_bits(_unpack_bits(data, count * self.width), self.width)
-        if len(ids) != count or (count and (ids[-1] >= self.extent or bool(np.any(np.diff(ids) <= 0)))):
-            raise Refused(f"does not hold {count} ascending positions below {self.extent}")
+            width = self.width(extent)
+            ids = _from_bits(_unpack_bits(data, count * width), width)
+        if len(ids) != count or (count and (ids[-1] >= extent or bool(np.any(np.diff(ids) <= 0)))):
+            raise Refused(f"does not hold {count} ascending positions below {extent}")
         return torch.from_numpy(ids.astype(np.int64))
 
-    def _bitmap(self, count: int) -> bool:
-        return (self.extent + 7) // 8 < (count * self.width + 7) // 8
+    def _bitmap(self, count: int, extent: int) -> bool:
+        return (extent + 7) // 8 < (count * self.width(extent) + 7) // 8
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,77 @@
 """Messages: fields that parts declare, and the only code that sizes, packs, unpacks and checks them.
 
-A part names its fields with an encoding and says how many entries each has. In a simulation the entries of a whole
-chunk of clients stay tensors and are only sized; :meth:`Message.pack` makes the bytes of one client's message, as many
-as :meth:`Message.sizes` says, and :func:`unpack` is their inverse.
+A part names its fields with an encoding and says how many entries each has. Both sides derive the same fields from the
+same :class:`~fedslice.core.spec.Spec`, so a message says no names. In a simulation the entries of a whole chunk of
+clients stay tensors and are only sized; :meth:`Message.pack` makes the bytes of one client's message, and
+:func:`unpack` is its inverse.
 
-The header says what a receiver cannot know: which positions of which dimensions are held, and the numbers of entries
-that vary. From these the length of the body is computed and compared before anything is allocated.
+A message is a fixed header, the numbers that vary, and the body. The receiver computes the length of the body from the
+numbers and compares it before anything is allocated.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fedslice.core.encodings import Bits, Floats, Ids, Places
-from fedslice.errors import Refused
-from fedslice.messages import Upload
-from fedslice.slice import Axis, Shapes, Slice, Values
+from fedslice.core.encodings import Bits, Counts, Floats, Ids, Places
+from fedslice.core.entries import Maybe, OnSlice, View
+from fedslice.core.errors import Refused
+from fedslice.core.slice import Axis, Slice
+from fedslice.core.update import Update
+
+_HEADER = struct.Struct("<2sBB8siQHiiIBH")  # see Header; the last is how many numbers follow
+HEADER_BYTES = _HEADER.size
+_MAGIC = b"fs"
+_NUMBER = 8  # bytes of a number that varies
+VERSION = 1
+_MOST_NUMBERS = 1 << 16
 
 
-@dataclass(frozen=True)
-class OnSlice:
-    """Entries of a field that sit on a slice, as a model's values do.
+class Kind(IntEnum):
+    """What a message is for."""
 
-    Args:
-        part: Where the values sit: the field's slice, or one that it contains.
-        values: Per parameter [clients, ...].
-        rest: The entry of every coordinate of the field that ``part`` leaves out.
-    """
-
-    part: Slice
-    values: Values
-    rest: int = 0
-
-    def one(self, client: int, on: Slice) -> Values:
-        """One client's entries on all of ``on``, without padding, with a leading axis of one."""
-        own = {name: self.values[name][client][self.part.own(name, client)][None] for name in on.axes}
-        return self.part.one(client).expand(own, on.one(client), self.rest)
+    HELLO = 1  # client: its number, if it has one
+    WELCOME = 2  # server: the client's number and the shared seed; asks for facts
+    ENROL = 3  # client: facts that some part declares
+    INVITE = 4  # server: a round, and which upload was taken last
+    REQUEST = 5  # client: which coordinates, and which rounds it has seen
+    DOWNLOAD = 6  # server: values, and what parts send besides
+    UPLOAD = 7  # client: codes, and what parts report
+    LEAVE = 8  # client: takes its facts back
+    EXAMINE = 9  # server: asks for scores
+    PREVIEW = 10  # server: what a download would be, to be tested
+    SCORES = 11  # client: what its own model is worth on its own test samples
 
 
-Entries = Tensor | OnSlice | Upload
-Body = dict[str, Entries]
+class Series(Protocol):
+    """The entries of a :class:`Log`: of a row of messages each client of a chunk is sent the last few."""
+
+    numbers: Tensor  # how many messages [clients]
+
+    def sizes(self) -> Tensor:
+        """[clients] bytes of the messages' fields."""
+        ...
+
+    def framing(self) -> Tensor:
+        """[clients] bytes of the numbers that say how long these fields are."""
+        ...
+
+    def pack(self, client: int) -> bytes:
+        """One client's messages: as many bytes as :meth:`sizes` and :meth:`framing` say."""
+        ...
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a message: an encoding, and how many entries of it each client sends.
+    """A field of a message: an encoding, and how many entries of it each client has.
 
     Args:
         encoding: How entries become bytes.
@@ -57,12 +79,16 @@ class Field:
         shape: The shape of a client's entries, if they sit on no slice.
         where: Which of these entries are sent, computed from the fields before this one: flags of the same form. The
             header then says how many they are.
+        of: For ``Ids``: how many positions there are, or the positions among which these are numbered.
+        optional: Whether a message may lack the field; entries are then a :class:`~fedslice.core.entries.Maybe`.
     """
 
-    encoding: Floats | Bits | Places
+    encoding: Floats | Bits | Counts | Ids | Places
     on: Slice | None = None
     shape: tuple[int, ...] = ()
     where: Callable[[Body], Entries] | None = None
+    of: int | Axis = 0
+    optional: bool = False
 
     def counts(self, clients: int) -> Tensor:
         """[clients]: number of entries, sent or not."""
@@ -70,201 +96,413 @@ class Field:
             return self.on.numbers()
         return torch.full((clients,), math.prod(self.shape), dtype=torch.int64)
 
-    def size(self, clients: int, body: Body, name: str) -> Tensor:
-        """[clients]: bytes."""
-        if isinstance(self.encoding, Places):
-            taken, position = _flags(body[name], self.on)
-            return (self.encoding.bits(taken, position).cpu() + 7) // 8
-        count = self.counts(clients) if self.where is None else _flags(self.where(body), self.on)[0].sum(1).cpu()
-        return self.encoding.size(count)
+    def extents(self, clients: int) -> Tensor:
+        """[clients]: how many positions there are to choose from."""
+        if isinstance(self.of, Axis):
+            return self.of.counts.cpu()
+        return torch.full((clients,), self.of, dtype=torch.int64)
 
 
-Fields = Mapping[str, Field]
+@dataclass(frozen=True)
+class Log:
+    """A field of messages of the server, of which a client is sent those that it has missed.
+
+    Its entries are a :class:`Series`, in a :class:`~fedslice.core.entries.Maybe`.
+
+    Args:
+        unpack: Return the messages of one client from their bytes and their number; raises
+            :class:`~fedslice.core.errors.Refused`.
+    """
+
+    unpack: Callable[[memoryview, int], Any] = field(compare=False)
+    optional: bool = True
+
+
+AnyField = Field | Log
+Entries = Tensor | OnSlice | View | Update | Axis | Maybe
+Body = dict[str, Any]
+Fields = Mapping[str, AnyField]
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a receiver needs to know of one client's message before it reads the body.
+    """What stands at the beginning of the messages of a chunk of clients.
 
     Args:
-        axes: Extent of the dimension, number of positions held, and whether they are the first ones.
-        parameters: Per parameter and dimension the number of its axis; ``None``: all positions.
-        numbers: Numbers of entries that vary, in the order of the fields.
+        kind: What they are for.
+        round: The round that they belong to.
+        clients: Numbers of the clients [clients].
+        draws: Tells apart the appearances of a client that is drawn more than once in a round [clients].
+        model_round: Up: the last round whose download the client kept, -1 for none. Down: this round [clients].
+        upload_round: Down: the last round of which the server took this client's upload, -1 for none. Up: the last of
+            which the client knows that it was taken [clients].
+        layout: Which of several sets of fields the codec uses in this round.
+        declined: Whose message has no body, because the client's update is not finite [clients].
     """
 
-    axes: tuple[tuple[int, int, bool], ...]
-    parameters: Mapping[str, tuple[int | None, ...]]
-    numbers: tuple[int, ...] = ()
+    kind: Kind
+    round: int
+    clients: Tensor
+    draws: Tensor
+    model_round: Tensor
+    upload_round: Tensor
+    layout: int = 0
+    declined: Tensor | None = None
+
+    def one(self, client: int) -> Header:
+        """The header of one client's message."""
+        some = slice(client, client + 1)
+        declined = None if self.declined is None else self.declined[some]
+        return Header(
+            self.kind,
+            self.round,
+            self.clients[some],
+            self.draws[some],
+            self.model_round[some],
+            self.upload_round[some],
+            self.layout,
+            declined,
+        )
 
 
 @dataclass(frozen=True)
 class Message:
-    """The messages of a chunk of clients: which coordinates they are about, and the fields.
+    """The messages of a chunk of clients.
 
     Args:
-        part: The coordinates. Their ids travel once per dimension, however many parameters share it.
-        fields: Declared by the parts.
+        head: Their headers.
+        fields: Declared by the parts. Those that are ``Ids`` come first.
         body: The entries of every field.
     """
 
-    part: Slice
-    fields: Fields
-    body: Body
+    head: Header
+    fields: Fields = field(default_factory=dict)
+    body: Body = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
         """Number of clients."""
-        return self.part.clients
+        return len(self.head.clients)
 
     def sizes(self) -> dict[str, Tensor]:
-        """[clients] bytes by field; ``ids`` name the coordinates."""
-        sizes = {name: field.size(self.part.clients, self.body, name) for name, field in self.fields.items()}
-        return {"ids": self.part.id_bytes()} | sizes
+        """[clients] bytes of the body by field."""
+        sent = self._sent()
+        return {name: _size(field, name, self.body, self.clients) * sent for name, field in self.fields.items()}
 
-    def pack(self, client: int) -> tuple[Header, bytes]:
+    def framing(self) -> Tensor:
+        """[clients] bytes of the header, and of the numbers inside of a log."""
+        varying = sum(_numbers_in(field) for field in self.fields.values())
+        logs = [self.body[name] for name, field in self.fields.items() if isinstance(field, Log)]
+        inside = sum(
+            (log.entries.framing() * log.present for log in logs), torch.zeros(self.clients, dtype=torch.int64)
+        )
+        return _HEADER.size + (_NUMBER * varying + inside) * self._sent()
+
+    def _sent(self) -> Tensor:
+        declined = self.head.declined
+        return torch.ones(self.clients, dtype=torch.int64) if declined is None else (~declined).long()
+
+    def pack(self, client: int, fingerprint: bytes) -> bytes:
         """One client's message."""
-        axes: list[tuple[int, int, bool]] = []
-        parameters: dict[str, tuple[int | None, ...]] = {}
-        blocks: list[bytes] = []
-        numbers: dict[Axis, int] = {}
-        for name, held in self.part.axes.items():
-            for extent, axis in zip(self.part.shapes[name], held, strict=True):
-                if axis is not None and axis not in numbers:
-                    count, prefix = int(axis.counts[client]), bool(axis.first[client])
-                    numbers[axis] = len(axes)
-                    axes.append((extent, count, prefix))
-                    if not (prefix or count == extent):
-                        blocks.append(Ids(extent).pack(axis.ids[client, :count]))
-            parameters[name] = tuple(None if axis is None else numbers[axis] for axis in held)
-        varying: list[int] = []
-        for name, field in self.fields.items():
-            numbers_of, block = self._pack_field(name, field, client)
-            varying += numbers_of
-            blocks.append(block)
-        return Header(tuple(axes), parameters, tuple(varying)), b"".join(blocks)
-
-    def _pack_field(self, name: str, field: Field, client: int) -> tuple[list[int], bytes]:
-        line = _line(self.body[name], field.on, client)
-        if isinstance(field.encoding, Places):
-            bits = field.encoding.bits(line[None], torch.arange(len(line))[None])
-            return [int(line.sum()), int(bits)], field.encoding.pack(line)
-        if field.where is None:
-            return [], field.encoding.pack(line)
-        chosen = line[_line(field.where(self.body), field.on, client)]
-        return [len(chosen)], field.encoding.pack(chosen)
+        head = self.head
+        declined = head.declined is not None and bool(head.declined[client])
+        numbers, block = pack_fields({} if declined else self.fields, self.body, client)
+        start = _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            head.kind,
+            fingerprint,
+            head.round,
+            int(head.clients[client]),
+            int(head.draws[client]),
+            int(head.model_round[client]),
+            int(head.upload_round[client]),
+            head.layout,
+            declined,
+            len(numbers),
+        )
+        return start + struct.pack(f"<{len(numbers)}Q", *numbers) + block
 
 
-def unpack(header: Header, payload: bytes, shapes: Shapes, declare: Callable[[Slice], Fields]) -> tuple[Slice, Body]:
-    """The coordinates and the body of one client's message.
+def pack_fields(fields: Fields, body: Body, client: int) -> tuple[list[int], bytes]:
+    """Return one client's entries of these fields: the numbers that vary, and the bytes."""
+    numbers: list[int] = []
+    blocks: list[bytes] = []
+    for name, each in fields.items():
+        own, block = _pack(each, name, body, client)
+        numbers += own
+        blocks.append(block)
+    return numbers, b"".join(blocks)
 
-    Args:
-        header: Its header.
-        payload: Its body in bytes.
-        shapes: The shapes of the model's parameters.
-        declare: The fields of a message about these coordinates.
+
+def size_fields(fields: Fields, body: Body, clients: int) -> Tensor:
+    """Return [clients] bytes of these fields."""
+    return sum(
+        (_size(each, name, body, clients) for name, each in fields.items()), torch.zeros(clients, dtype=torch.int64)
+    )
+
+
+def read_fields(fields: Fields, data: memoryview) -> tuple[Body, memoryview]:
+    """Read one client's entries of fields without positions from numbers and bytes, as :func:`pack_fields` has them.
+
+    Returns:
+        The entries, and the data that follow.
 
     Raises:
-        Refused: If the message is not one that :meth:`Message.pack` makes for this model.
+        Refused: If the data are not those of these fields.
     """
-    _check_header(header, shapes)
-    axes = [Axis(torch.tensor([count]), _unread, torch.tensor([prefix])) for _, count, prefix in header.axes]
-    held = {
-        name: tuple(None if place is None else axes[place] for place in places)
-        for name, places in header.parameters.items()
-    }
-    part = Slice(1, shapes, held)
-    fields = declare(part)
-    ids, plan = [_id_length(*axis) for axis in header.axes], _lengths(fields, header.numbers)
-    need = sum(ids) + sum(length for _, length in plan)
-    if need != len(payload):
-        raise Refused(f"has {len(payload)} bytes, its header says {need}")
-    view = memoryview(payload)
-    for axis, (extent, count, prefix), length in zip(axes, header.axes, ids, strict=True):
-        axis.read(Ids(extent).unpack(view[:length], count, prefix)[None])
-        view = view[length:]
+    count = sum(_numbers_in(each) for each in fields.values())
+    if len(data) < _NUMBER * count:
+        raise Refused("ends inside its numbers")
+    left = list(struct.unpack_from(f"<{count}Q", data))
+    data = data[_NUMBER * count :]
     body: Body = {}
-    for (name, field), (numbers, length) in zip(fields.items(), plan, strict=True):
+    for name, each in fields.items():
+        numbers = _take(left, name, each)
+        length = _length(name, each, numbers)
+        if length > len(data):
+            raise Refused(f"has {len(data)} bytes left for {name!r}, expected {length}")
+        if not each.optional or numbers[0]:
+            body[name] = _read(each, data[:length], numbers, body)
+        data = data[length:]
+    return body, data
+
+
+class Opened(NamedTuple):
+    """A message whose header is read and whose body is not."""
+
+    head: Header
+    numbers: tuple[int, ...]
+    payload: memoryview
+
+
+def open_message(data: bytes, fingerprint: bytes) -> Opened:
+    """Read the header of a message.
+
+    Raises:
+        Refused: If these bytes do not begin like a message of this schema.
+    """
+    if len(data) < _HEADER.size:
+        raise Refused(f"has {len(data)} bytes, a header alone has {_HEADER.size}")
+    magic, version, kind, schema, t, client, draw, model, upload, layout, declined, count = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise Refused("does not begin like a message")
+    if version != VERSION:
+        raise Refused(f"has version {version}, expected {VERSION}")
+    if kind not in Kind._value2member_map_:
+        raise Refused(f"is of the unknown kind {kind}")
+    if schema != fingerprint:
+        raise Refused("has another schema: recipe or model differ between client and server")
+    if client >= 1 << 63 or t < 0 or model < -1 or upload < -1 or declined > 1:
+        raise Refused("has a header with a number out of range")
+    end = _HEADER.size + _NUMBER * count
+    if end > len(data):
+        raise Refused(f"ends inside its header, after {len(data)} of {end} bytes")
+    numbers = struct.unpack_from(f"<{count}Q", data, _HEADER.size)
+    head = Header(
+        Kind(kind),
+        t,
+        torch.tensor([client]),
+        torch.tensor([draw]),
+        torch.tensor([model]),
+        torch.tensor([upload]),
+        layout,
+        torch.tensor([bool(declined)]),
+    )
+    return Opened(head, numbers, memoryview(data)[end:])
+
+
+def unpack(
+    opened: Opened,
+    ids: Mapping[str, Field],
+    declare: Callable[[Mapping[str, Axis]], Fields],
+) -> Message:
+    """Read the body of one client's message.
+
+    Args:
+        opened: The message.
+        ids: The fields of positions, which come first.
+        declare: Return all other fields, given the axes of ``ids``, of which only the counts may be looked at.
+
+    Raises:
+        Refused: If the body is not one that :meth:`Message.pack` makes of these fields.
+    """
+    if opened.head.declined is not None and bool(opened.head.declined[0]):
+        if opened.numbers or len(opened.payload):
+            raise Refused("is declined and has a body")
+        return Message(opened.head)
+    left = list(opened.numbers)
+    axes: dict[str, Axis] = {}
+    plan: list[tuple[str, AnyField, tuple[int, ...], int]] = []
+    for name, named in ids.items():
+        numbers = _take(left, name, named)
+        count, prefix = numbers[0] >> 1, bool(numbers[0] & 1)
+        extent = int(named.extents(1))
+        if count > extent:
+            raise Refused(f"field {name!r} names {count} of {extent} positions")
+        axes[name] = Axis(torch.tensor([count]), _unread, torch.tensor([prefix]))
+        length = int(Ids().size(torch.tensor(count), torch.tensor(prefix), extent))
+        plan.append((name, named, numbers, length))
+    rest = declare(axes)
+    for name, each in rest.items():
+        numbers = _take(left, name, each)
+        plan.append((name, each, numbers, _length(name, each, numbers)))
+    if left:
+        raise Refused(f"has {len(left)} numbers too many in its header")
+    need = sum(length for *_, length in plan)
+    if need != len(opened.payload):
+        raise Refused(f"has a body of {len(opened.payload)} bytes, its header says {need}")
+    view = opened.payload
+    body: Body = {}
+    for name, each, numbers, length in plan:
         try:
-            body[name] = _read(field, view[:length], numbers, body)
+            if name in axes:
+                body[name] = _read_ids(each, axes[name], view[:length])
+            elif not each.optional or numbers[0]:
+                body[name] = _read(each, view[:length], numbers, body)
         except Refused as refused:
             raise Refused(f"field {name!r} {refused}") from None
         view = view[length:]
-    return part, body
+    return Message(opened.head, {**ids, **rest}, body)
 
 
 def _unread() -> Tensor:
     raise RuntimeError("the ids of a message were asked for before they were read")
 
 
-def _check_header(header: Header, shapes: Shapes) -> None:
-    for extent, count, _ in header.axes:
-        if not 0 <= count <= extent:
-            raise Refused(f"names {count} of {extent} positions")
-    for name, places in header.parameters.items():
-        if name not in shapes or len(places) != len(shapes[name]):
-            raise Refused(f"names parameter {name!r} with {len(places)} dimensions, which the model does not have")
-        for extent, place in zip(shapes[name], places, strict=True):
-            if place is None:
-                continue
-            if not 0 <= place < len(header.axes):
-                raise Refused(f"gives {name!r} axis {place} of {len(header.axes)}")
-            if header.axes[place][0] != extent:
-                raise Refused(f"gives {name!r} an extent of {header.axes[place][0]}, the model has {extent}")
-    used = {place for places in header.parameters.values() for place in places}
-    if not used >= set(range(len(header.axes))):
-        raise Refused(f"has {len(header.axes)} axes, some of which no parameter uses")
+def _numbers_in(each: AnyField) -> int:
+    """How many numbers of a field stand in the header."""
+    if isinstance(each, Log):
+        return 2
+    if isinstance(each.encoding, Ids):
+        return 1
+    return each.optional + (2 if isinstance(each.encoding, Places) else int(each.where is not None))
 
 
-def _id_length(extent: int, count: int, prefix: bool) -> int:
-    return int(Ids(extent).size(torch.tensor(count), torch.tensor(prefix)))
+def _take(left: list[int], name: str, each: AnyField) -> tuple[int, ...]:
+    """The numbers of a field, off the list."""
+    count = _numbers_in(each)
+    if len(left) < count:
+        raise Refused(f"says no number of entries of {name!r}")
+    own, left[:] = tuple(left[:count]), left[count:]
+    return own
 
 
-def _lengths(fields: Fields, numbers: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
-    """By field: its numbers from the header, and its length in bytes."""
-    left, out = list(numbers), []
-    for name, field in fields.items():
-        most = int(field.counts(1))
-        takes = 2 if isinstance(field.encoding, Places) else int(field.where is not None)
-        own, left = tuple(left[:takes]), left[takes:]
-        if len(own) < takes:
-            raise Refused(f"says no number of entries of {name!r}")
-        if own and not 0 <= own[0] <= most:
-            raise Refused(f"says {own[0]} entries of {name!r}, expected 0 to {most}")
-        if isinstance(field.encoding, Places):
-            if not 0 <= own[1] <= field.encoding.most_bits(own[0], most):
-                raise Refused(f"says {own[1]} bits for {own[0]} positions of {name!r}")
-            out.append((own, (own[1] + 7) // 8))
-        else:
-            out.append((own, int(field.encoding.size(torch.tensor(own[0] if own else most)))))
-    if left:
-        raise Refused(f"says {len(left)} numbers of entries too many")
-    return out
+def _length(name: str, each: AnyField, numbers: tuple[int, ...]) -> int:
+    """Bytes of a field, after a look at its numbers."""
+    if isinstance(each, Log):
+        if numbers[1] and not numbers[0]:
+            raise Refused(f"says {numbers[1]} bytes for no entries of {name!r}")
+        return numbers[1]
+    if each.optional:
+        if numbers[0] > 1 or (not numbers[0] and any(numbers[1:])):
+            raise Refused(f"says neither that it has {name!r} nor that it has not")
+        if not numbers[0]:
+            return 0
+        numbers = numbers[1:]
+    assert not isinstance(each.encoding, Ids)
+    most = int(each.counts(1))
+    if numbers and numbers[0] > most:
+        raise Refused(f"says {numbers[0]} entries of {name!r}, expected 0 to {most}")
+    if isinstance(each.encoding, Places):
+        if numbers[1] > each.encoding.most_bits(numbers[0], most):
+            raise Refused(f"says {numbers[1]} bits for {numbers[0]} positions of {name!r}")
+        return (numbers[1] + 7) // 8
+    return int(each.encoding.size(torch.tensor(numbers[0] if numbers else most)))
 
 
-def _read(field: Field, data: memoryview, numbers: tuple[int, ...], body: Body) -> Entries:
+def _read_ids(each: AnyField, axis: Axis, data: memoryview) -> Axis:
+    assert isinstance(each, Field)
+    count, extent = int(axis.counts), int(each.extents(1))
+    own = Ids().unpack(data, count, bool(axis.first), extent)
+    axis.read((each.of.ids[0, own] if isinstance(each.of, Axis) else own)[None])
+    return axis
+
+
+def _read(each: AnyField, data: memoryview, numbers: tuple[int, ...], body: Body) -> Any:
     """The entries of one client's field."""
-    most = int(field.counts(1))
-    if isinstance(field.encoding, Places):
-        return _shaped(field, field.encoding.unpack(data, most, *numbers))
-    if field.where is None:
-        return _shaped(field, field.encoding.unpack(data, most))
-    chosen = _line(field.where(body), field.on, 0)
+    if isinstance(each, Log):
+        return each.unpack(data, numbers[0])
+    if each.optional:
+        numbers = numbers[1:]
+    assert not isinstance(each.encoding, Ids)
+    most = int(each.counts(1))
+    if isinstance(each.encoding, Places):
+        return _shaped(each, each.encoding.unpack(data, most, *numbers))
+    if each.where is None:
+        return _shaped(each, each.encoding.unpack(data, most))
+    chosen = _line(each.where(body), each.on, 0)
     if int(chosen.sum()) != numbers[0]:
         raise Refused(f"has {numbers[0]} entries where the message names {int(chosen.sum())}")
-    entries = field.encoding.unpack(data, numbers[0])
+    entries = each.encoding.unpack(data, numbers[0])
     line = entries.new_zeros(most)
     line[chosen] = entries
-    return _shaped(field, line)
+    return _shaped(each, line)
 
 
-def _shaped(field: Field, line: Tensor) -> Entries:
+def _size(each: AnyField, name: str, body: Body, clients: int) -> Tensor:
+    """[clients]: bytes of a field."""
+    entries = body[name]
+    if isinstance(each, Log):
+        steps: Series = entries.entries
+        present: Tensor = entries.present
+        return steps.sizes() * present
+    if isinstance(entries, Maybe):
+        return _size_present(each, name, body | {name: entries.entries}, clients) * entries.present
+    return _size_present(each, name, body, clients)
+
+
+def _size_present(each: Field, name: str, body: Body, clients: int) -> Tensor:
+    if isinstance(each.encoding, Ids):
+        axis = body[name]
+        return each.encoding.size(axis.counts.cpu(), axis.first.cpu(), each.extents(clients))
+    if isinstance(each.encoding, Places):
+        taken, position = _flags(body[name], each.on)
+        return (each.encoding.bits(taken, position).cpu() + 7) // 8
+    count = each.counts(clients) if each.where is None else _flags(each.where(body), each.on)[0].sum(1).cpu()
+    return each.encoding.size(count)
+
+
+def _pack(each: AnyField, name: str, body: Body, client: int) -> tuple[list[int], bytes]:
+    """A field of one client's message: its numbers in the header, and its bytes."""
+    entries = body[name]
+    if isinstance(each, Log):
+        if not bool(entries.present[client]):
+            return [0, 0], b""
+        block = entries.entries.pack(client)
+        return [int(entries.entries.numbers[client]), len(block)], block
+    flag = [1] if each.optional else []
+    if isinstance(entries, Maybe):
+        if not bool(entries.present[client]):
+            return [0] * _numbers_in(each), b""
+        entries = entries.entries
+    if isinstance(each.encoding, Ids):
+        count, prefix = int(entries.counts[client]), bool(entries.first[client])
+        extent = int(each.extents(len(entries.counts))[client])
+        if prefix or count == extent:
+            return [count << 1 | prefix], b""
+        ids = entries.ids[client, :count]
+        if isinstance(each.of, Axis):
+            ids = torch.searchsorted(each.of.ids[client, :extent], ids)
+        return [count << 1], Ids().pack(ids, extent)
+    line = _line(entries, each.on, client)
+    if isinstance(each.encoding, Places):
+        bits = each.encoding.bits(line[None], torch.arange(len(line))[None])
+        return [*flag, int(line.sum()), int(bits)], each.encoding.pack(line)
+    if each.where is None:
+        return flag, each.encoding.pack(line)
+    chosen = line[_line(each.where(body), each.on, client)]
+    return [*flag, len(chosen)], each.encoding.pack(chosen)
+
+
+def _shaped(each: Field, line: Tensor) -> Tensor | OnSlice:
     """One client's entries in the form that a chunk has them in."""
-    if field.on is None:
-        return line.view(1, *field.shape)
-    shapes = {name: field.on.sizes(name) for name in field.on.axes}
+    if each.on is None:
+        return line.view(1, *each.shape)
+    shapes = {name: each.on.sizes(name) for name in each.on.axes}
     parts = line.split([math.prod(shape) for shape in shapes.values()])
     return OnSlice(
-        field.on, {name: own.view(1, *shape) for (name, shape), own in zip(shapes.items(), parts, strict=True)}
+        each.on, {name: own.view(1, *shape) for (name, shape), own in zip(shapes.items(), parts, strict=True)}
     )
 
 
@@ -273,6 +511,7 @@ def _line(entries: Entries, on: Slice | None, client: int) -> Tensor:
     if isinstance(entries, Tensor):
         return entries[client].flatten().cpu()
     assert on is not None
+    assert isinstance(entries, OnSlice | View | Update)
     values = entries.one(client, on)
     return torch.cat([values[name].flatten().cpu() for name in on.axes]) if on.axes else torch.zeros(0)
 

@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines, packed, text
 from fedslice.datasets.images import folder
-from fedslice.errors import UserError
 
 CLASSES = 4
 MAX_BYTES = 1 << 26

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines, packed
-from fedslice.errors import UserError
 
 USERS = 1870
 """Rows of the user table, with row 0 for padding; ten of the users have rows in the test part only."""

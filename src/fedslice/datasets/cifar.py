@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedslice.core.errors import UserError, unknown
 from fedslice.datasets import packed, pickled
 from fedslice.datasets.images import Images, checked, folder
-from fedslice.errors import UserError, unknown
 
 SHAPE = (3, 32, 32)
 MAX_BYTES = 1 << 28

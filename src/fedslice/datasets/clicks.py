@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice import rng
+from fedslice.core import rng
 from fedslice.datasets.taobao import FEWEST, Clicks
 
 CLIENTS = 49_023

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedslice import rng
+from fedslice.core import rng
 from fedslice.datasets.agnews import CLASSES, Articles
 
 COMMON = 20_000

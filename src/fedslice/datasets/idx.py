@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedslice.core.errors import UserError, unknown
 from fedslice.datasets import packed
 from fedslice.datasets.images import Images, checked, folder
-from fedslice.errors import UserError, unknown
 
 SIDE = 28
 CLASSES = 10

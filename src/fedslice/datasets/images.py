@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 _ARCHIVES = (b"\x1f\x8b", b"x\x01", b"x^", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\xfd")  # gzip, four levels of zlib, zstd
 _WHOLE = re.compile(rb" *[+-]?[0-9]{1,18}")

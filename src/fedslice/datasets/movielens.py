@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedslice.core.errors import UserError, unknown
 from fedslice.datasets import lines, packed
-from fedslice.errors import UserError, unknown
 
 AGES = (1, 18, 25, 35, 45, 50, 56)
 """The lower ends of MovieLens-1M's age groups; the years of MovieLens-100K are put into the same groups."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from struct import error as StructError
 from typing import IO, cast
 
+from fedslice.core.errors import UserError
 from fedslice.disk import open_regular
-from fedslice.errors import UserError
 
 _DAMAGED = (
     EOFError,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 
 MAX_STEPS = 1 << 20
 """Limit of a pickle's instructions, one byte of which can take a hundred; the largest official file has 0.2 million."""

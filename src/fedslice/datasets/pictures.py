@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice import rng
+from fedslice.core import rng
 from fedslice.datasets.images import Images
 
 MEAN = 0.5

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fedslice import rng
+from fedslice.core import rng
 from fedslice.datasets import text
 
 TOPICS = 50

@@ -12,8 +12,8 @@ from typing import Any
 
 import polars as pl
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines, packed, text
-from fedslice.errors import UserError
 
 FILE = "renttherunway_final_data.json.gz"
 MAX_BYTES = 1 << 28

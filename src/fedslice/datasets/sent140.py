@@ -9,8 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines, packed, text
-from fedslice.errors import UserError
 
 MORE_THAN = 40
 """A user with this many tweets or fewer is left out."""

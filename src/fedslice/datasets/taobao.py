@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines
-from fedslice.errors import UserError
 
 FILE = "UserBehavior.csv"
 FEWEST = 32

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import lines, packed
 from fedslice.datasets.images import Images, folder
-from fedslice.errors import UserError
 
 SHAPE = (3, 64, 64)
 CLASSES = 200

@@ -10,19 +10,22 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice.core.entries import per_client
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body
+from fedslice.core.part import CHECKED
+from fedslice.core.slice import Slice, Values
 from fedslice.local.sgd import Forward
 from fedslice.local.twin import Twin
-from fedslice.parts import CHECKED
-from fedslice.slice import Slice, Values
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.work import Batch, Work
+    from fedslice.training.work import Batch, Work
 
 SHARE = "mixture"  # α, beside the parameters
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class APFL(Twin):
     """v follows the gradient of F_i(α·v + (1 − α)·w) by v, while w is trained as in FedAvg.
 
@@ -38,7 +41,7 @@ class APFL(Twin):
     def beside(self, work: Work) -> Values:
         """v, and the client's α if it is to be learned."""
         own = super().beside(work)
-        return own | {SHARE: self._share(work.clients)} if self.adaptive else own
+        return own | {SHARE: self._share(work.memory, work.clients)} if self.adaptive else own
 
     def still(self, work: Work, s: int) -> Mapping[str, Tensor]:
         """α, after the first step."""
@@ -47,34 +50,35 @@ class APFL(Twin):
     def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
         """The loss of w, and that of the mixture, of which w is a given part."""
         w, v = self.models(parameters)
-        share = parameters[SHARE].clamp(0, 1) if self.adaptive else self._share(work.clients)
+        share = parameters[SHARE].clamp(0, 1) if self.adaptive else self._share(work.memory, work.clients)
         mixture = _mixed(share, v, {name: value.detach() for name, value in w.items()})
         shared, own = (super(APFL, self).objective(forward, loss, model, batch, work, s) for model in (w, mixture))
         return shared + own
 
-    def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:
+    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
         """α's gradient is its step."""
-        steps = super().direction(gradient, parameters, start, aside)
+        steps = super().direction(gradient, parameters, work)
         return steps | {SHARE: gradient[SHARE]} if SHARE in gradient else steps
 
-    def keep(self, work: Work, end: Values, fine: Tensor) -> None:
+    def keep(self, work: Work, end: Values) -> None:
         """v and α."""
-        super().keep(work, end, fine)
+        super().keep(work, end)
         if self.adaptive:
-            self._store.put(SHARE, work.clients[fine], end[SHARE].clamp(0, 1)[fine])
+            work.memory.put(SHARE, work.clients, end[SHARE].clamp(0, 1))
 
-    def personal(self, clients: Tensor, layout: Slice, start: Values) -> Values:
+    def personal(self, memory: Memory, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:
         """The mixture of v with the model that comes down."""
-        return _mixed(self._share(clients), super().personal(clients, layout, start), start)
+        return _mixed(self._share(memory, clients), super().personal(memory, clients, layout, start, came), start)
 
-    def _share(self, clients: Tensor) -> Tensor:
+    def _share(self, memory: Memory, clients: Tensor) -> Tensor:
         """Each client's α."""
-        first = next(iter(self._first.values())).new_full((len(clients),), self.alpha)
-        memory = self._store.get(SHARE, clients)
-        return first if memory is None else torch.where(memory[1], memory[0], first)
+        run = memory.run
+        first = torch.full((len(clients),), self.alpha, dtype=run.spec.dtype, device=run.device)
+        found = memory.get(SHARE, clients)
+        return first if found is None else torch.where(found[1], found[0], first)
 
 
 def _mixed(share: Tensor, own: Values, other: Values) -> Values:
     """α·v + (1 − α)·w; exactly w at α = 0, and v at α = 1."""
-    shares = {name: share.view(-1, *[1] * (value.dim() - 1)) for name, value in own.items()}
+    shares = {name: per_client(share, value) for name, value in own.items()}
     return {name: shares[name] * value + (1 - shares[name]) * other[name] for name, value in own.items()}

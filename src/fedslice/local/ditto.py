@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice.core.part import CHECKED, NonNegative
+from fedslice.core.slice import Values
 from fedslice.local.sgd import Forward
 from fedslice.local.twin import Twin
-from fedslice.parts import CHECKED, NonNegative
-from fedslice.slice import Values
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.work import Batch, Work
+    from fedslice.training.work import Batch, Work
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Ditto(Twin):
     """v minimises F_i(v) + (λ/2)·‖v − X‖², where X is the model that came down; w is trained as in FedAvg.
 
@@ -35,7 +35,7 @@ class Ditto(Twin):
         )
         return shared + own
 
-    def own_direction(self, gradient: Values, own: Values, start: Values) -> Values:
+    def own_direction(self, gradient: Values, own: Values, work: Work) -> Values:
         """∇F_i(v) + λ·(v − X), then clipped like any other."""
-        pulled = {n: g.add(own[n] - start[n], alpha=self.pull) for n, g in gradient.items()}
-        return super().own_direction(pulled, own, start)
+        pulled = {n: g.add(own[n] - work.start[n], alpha=self.pull) for n, g in gradient.items()}
+        return super().own_direction(pulled, own, work)

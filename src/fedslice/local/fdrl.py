@@ -1,4 +1,4 @@
-"""FDRL: a shared and a private encoder that are pushed apart (S2, equation 1; distances of its published code)."""
+"""FDRL: a shared and a private encoder that are pushed apart (equation 1; distances of its published code)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,46 @@ from torch.autograd.function import once_differentiable
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body
+from fedslice.core.part import CHECKED, ClientRun, NonNegative
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 from fedslice.local.sgd import SGD, Forward, mean_loss
-from fedslice.parts import CHECKED, NonNegative, World
-from fedslice.slice import Slice, Values
-from fedslice.task import Loss, Task
+from fedslice.models.discriminative import ENCODERS
+from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.work import Batch, Work
-
-ENCODERS = ("shared", "private")
+    from fedslice.training.work import Batch, Work
 
 
-@dataclass(config=CHECKED)
+class EncoderMemory(Memory):
+    """Knows the weights that both encoders have in common.
+
+    Raises:
+        UserError: If the network has not both encoders.
+    """
+
+    def __init__(self, run: ClientRun, place: str):
+        super().__init__(run, place)
+        whose, children = type(run.spec.module).__name__, dict(run.spec.module.named_children())
+        for name in ENCODERS:
+            if name not in children:
+                raise UserError(
+                    f"local=fdrl needs a model with submodules 'shared' and 'private', and {whose} has no {name!r}; "
+                    "build one with fedslice.models.discriminative.Discriminative, or use local=sgd."
+                )
+        self.pairs = _pairs(run.spec)
+
+
+@dataclass(frozen=True, config=CHECKED)
 class FDRL(SGD):
     """Adds α·S_m + β·S_r for a model with the submodules ``shared`` (W) and ``private`` (Q), trained together.
 
     ``published``: S_m = exp(−Σ_l ‖W_l − Q_l‖ / Σ_l (‖W_l‖ + ‖Q_l‖)) over the weights, not the biases, that both
     encoders have under one name and in one shape; S_r is the batch's mean cosine between the encoders' outputs. Both
-    grow as the encoders become alike. S2 assumes convex distances, which these are not; ``convex`` is
+    grow as the encoders become alike. The paper assumes convex distances, which these are not; ``convex`` is
     S_m = ½·Σ_l ‖W_l + Q_l‖² and S_r = ½·mean ‖z_W + z_Q‖², which are, for encoders that are linear.
 
     Of a table, the rows that a client holds are compared.
@@ -42,25 +63,26 @@ class FDRL(SGD):
     beta: NonNegative = 1.0
     distance: Literal["published", "convex"] = "published"
 
-    def setup(self, world: World) -> None:
+    def client_memory(self, run: ClientRun, place: str) -> EncoderMemory:
         """Find both encoders, and the weights that they have in common."""
-        whose, children = type(world.task.module).__name__, dict(world.task.module.named_children())
-        for name in ENCODERS:
-            if name not in children:
-                raise UserError(
-                    f"local=fdrl needs a model with submodules 'shared' and 'private', and {whose} has no {name!r}; "
-                    "build one with fedslice.models.discriminative.Discriminative, or use local=sgd."
-                )
-        self._pairs = _pairs(world.task)
-        if self.alpha and not self._pairs:
+        memory = EncoderMemory(run, place)
+        if self.alpha and not memory.pairs:
             raise UserError(
                 "local=fdrl compares weights of 'shared' and 'private' that have one name and one shape, and "
-                f"{whose} has none; give both encoders one architecture, or alpha=0."
+                f"{type(run.spec.module).__name__} has none; give both encoders one architecture, or alpha=0."
             )
+        return memory
 
-    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:  # noqa: ARG002
-        """Which rows of a table are a client's own, where others have more: padding has no distance."""
-        flags = {name: layout.held(name) for pair in self._pairs for name in pair}
+    def bring(
+        self,
+        memory: EncoderMemory,
+        clients: Tensor,  # noqa: ARG002
+        layout: Slice,
+        down: Slice,  # noqa: ARG002
+        came: Body,  # noqa: ARG002
+    ) -> Values:
+        """Return flags of a client's own rows of a table, where others have more: padding has no distance."""
+        flags = {name: layout.held(name) for pair in memory.pairs for name in pair}
         return {n: _beside(held, len(layout.shapes[n])) for n, held in flags.items() if held is not None}
 
     def objective(
@@ -76,8 +98,9 @@ class FDRL(SGD):
         output, (shared, private) = forward.seen(ENCODERS, parameters, batch.features)
         total = mean_loss(loss, output, batch)
         if self.alpha:
+            assert isinstance(work.memory, EncoderMemory)
             own = {n: parameters[n] * mine for n, mine in work.aside.items()}
-            pairs = [(own.get(w, parameters[w]), own.get(q, parameters[q])) for w, q in self._pairs]
+            pairs = [(own.get(w, parameters[w]), own.get(q, parameters[q])) for w, q in work.memory.pairs]
             total = total + self.alpha * self.likeness(pairs)
         if self.beta:
             if shared.shape != private.shape:
@@ -89,7 +112,7 @@ class FDRL(SGD):
         return total
 
     def likeness(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """S_m of every client [clients], from the encoders' weights [clients, …]."""
+        """Return S_m of every client [clients], from the encoders' weights [clients, …]."""
         flat = [(w.flatten(1), q.flatten(1)) for w, q in pairs]
         if self.distance == "convex":
             return torch.stack([(w + q).square().sum(1) for w, q in flat]).sum(0) / 2
@@ -97,7 +120,7 @@ class FDRL(SGD):
         return found
 
     def agreement(self, shared: Tensor, private: Tensor) -> Tensor:
-        """S_r of every sample [clients, batch], from the encoders' outputs [clients, batch, features]."""
+        """Return S_r of every sample [clients, batch], from the encoders' outputs [clients, batch, features]."""
         if self.distance == "convex":
             return (shared + private).square().sum(-1) / 2
         return F.cosine_similarity(shared, private, dim=-1)
@@ -137,13 +160,13 @@ def _inverse(norms: Tensor) -> Tensor:
     return torch.where(norms > 0, 1 / norms, 0)
 
 
-def _pairs(task: Task) -> list[tuple[str, str]]:
-    """Names of a weight of the shared encoder and of the same weight of the private one."""
+def _pairs(spec: Spec) -> list[tuple[str, str]]:
+    """Return the names of a weight of the shared encoder and of the same weight of the private one."""
     shared, private = (f"{name}." for name in ENCODERS)
-    names = [(name, private + name.removeprefix(shared)) for name in task.shapes if name.startswith(shared)]
-    return [(w, q) for w, q in names if len(task.shapes[w]) > 1 and task.shapes.get(q) == task.shapes[w]]
+    names = [(name, private + name.removeprefix(shared)) for name in spec.shapes if name.startswith(shared)]
+    return [(w, q) for w, q in names if len(spec.shapes[w]) > 1 and spec.shapes.get(q) == spec.shapes[w]]
 
 
 def _beside(flags: Tensor, rank: int) -> Tensor:
-    """Flags over the first dimensions of clients' values, shaped to broadcast over all of a parameter's."""
+    """Return flags over the first dimensions of clients' values, shaped to broadcast over all of a parameter's."""
     return flags.view(*flags.shape, *[1] * (rank + 1 - flags.dim()))

@@ -9,28 +9,29 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.local.head import head
+from fedslice.core.part import CHECKED, ClientRun
+from fedslice.local.last_layer import HeadMemory
 from fedslice.local.sgd import SGD
-from fedslice.parts import CHECKED, World
 
 if TYPE_CHECKING:
-    from fedslice.work import Work
+    from fedslice.training.work import Work
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class FedBABU(SGD):
     """Every client's last Linear layer is the initial one, until the model is fine-tuned, head and all, for its own."""
 
     label = "fedbabu"
 
-    def setup(self, world: World) -> None:
+    def client_memory(self, run: ClientRun, place: str) -> HeadMemory:
         """Find the head."""
-        self._head = head(world.task, f"local={self.label}").parameters(world.task)
+        return HeadMemory(run, place, f"local={self.label}")
 
     def still(self, work: Work, s: int) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """The head of everyone."""
-        return dict.fromkeys(self._head, torch.ones_like(work.clients, dtype=torch.bool))
+        """Return the head of everyone."""
+        assert isinstance(work.memory, HeadMemory)
+        return dict.fromkeys(work.memory.head, torch.ones_like(work.clients, dtype=torch.bool))
 
     def tuner(self) -> SGD:
-        """Plain SGD, for the whole model."""
+        """Return plain SGD, for the whole model."""
         return self.plain()

@@ -1,13 +1,17 @@
-"""FedDC: the drift of FedDyn and the control variates of SCAFFOLD together (Gao et al. 2022; S4, appendix D)."""
+"""FedDC: the drift of FedDyn and the control variates of SCAFFOLD together.
+
+FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction
+    Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu. CVPR 2022.
+"""
 
 from pydantic.dataclasses import dataclass
 
+from fedslice.core.part import CHECKED
 from fedslice.local.feddyn import FedDyn
 from fedslice.local.variates import Variates
-from fedslice.parts import CHECKED
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class FedDC(FedDyn, Variates):
     """Minimises F_i(x) + (α/2)·‖x − (X − d_i)‖² + ⟨x, c − c_i⟩, with the client's drift d_i and its variate c_i.
 

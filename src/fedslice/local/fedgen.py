@@ -1,46 +1,164 @@
-"""FedGen: a generator of features teaches every client the classes it lacks (Zhu et al. 2021; S4, appendix D)."""
+"""FedGen: a generator of features teaches every client the classes it lacks (Zhu et al. 2021; FLSS, appendix D)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field as Setting
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedslice import rng
-from fedslice.errors import UserError
-from fedslice.local.head import class_head
+from fedslice.core import rng
+from fedslice.core.capabilities import Rule
+from fedslice.core.encodings import Floats
+from fedslice.core.errors import UserError
+from fedslice.core.facts import facts
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body, Field, Fields
+from fedslice.core.part import CHECKED, ClientRun, Count, NonNegative, Positive, Round, ServerRun, State
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 from fedslice.local.sgd import SGD, Forward
-from fedslice.parts import CHECKED, Count, NonNegative, Positive, RoundEnd, World
-from fedslice.slice import Slice, Values
+from fedslice.network.head import Head, class_head, head
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
-    from fedslice.work import Batch, Work
+    from fedslice.training.work import Batch, Work
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
 
 
-class Generator(nn.Sequential):
-    """Features of a class from noise and the class; normalised over the batch at hand, here and with every client."""
+def generator_shapes(last: Head, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a generator's parameters, in the order in which :func:`generate` takes them.
 
-    def __init__(self, classes: int, features: int, width: int) -> None:
-        super().__init__(
-            nn.Linear(width + classes, width),
-            nn.BatchNorm1d(width, track_running_stats=False),
-            nn.ReLU(),
-            nn.Linear(width, features),
-        )
+    A Linear layer, a normalisation over the batch at hand, on the server and with every client, and another Linear
+    layer after a ReLU.
+    """
+    return {
+        "0.weight": (width, width + last.classes),
+        "0.bias": (width,),
+        "1.weight": (width,),
+        "1.bias": (width,),
+        "3.weight": (last.features, width),
+        "3.bias": (last.features,),
+    }
 
 
-@dataclass(config=CHECKED)
+def generate(values: Sequence[Tensor], given: Tensor) -> Tensor:
+    """Return features [samples, features] from noise with the class beside it [samples, width + classes]."""
+    inner, inner_bias, scale, shift, outer, outer_bias = values
+    hidden = F.batch_norm(F.linear(given, inner, inner_bias), None, None, scale, shift, training=True)
+    return F.linear(F.relu(hidden), outer, outer_bias)
+
+
+def draw(key: Sequence[rng.Words], shares: Tensor, samples: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what enters a generator: classes [..., samples], and uniform noise with the class beside it.
+
+    Args:
+        key: What the draws depend on, of which arrays [..., 1] are drawn for one by one.
+        shares: How often each class is to be drawn; they need not sum to one.
+        samples: How many samples.
+        width: How many numbers of noise for each.
+        like: A tensor of the type and on the device that the noise is to have.
+    """
+    until = shares.cpu().double().cumsum(0)
+    until = until / until[-1].clamp(min=torch.finfo(until.dtype).tiny)
+    place = np.searchsorted(until.numpy(), rng.uniform(*key, 0, np.arange(samples)), side="right")
+    classes = torch.from_numpy(place).clamp(max=len(shares) - 1).to(like.device)
+    noise = torch.from_numpy(rng.uniform(*key, 1, np.arange(samples * width))).to(like)
+    return classes, torch.cat([noise.view(*classes.shape, width), F.one_hot(classes, len(shares)).to(like)], -1)
+
+
+class GeneratorState(State):
+    """The generator, and Adam's averages of its gradients.
+
+    Args:
+        run: The server's side of the run.
+        last: The model's last Linear layer.
+        part: The settings.
+    """
+
+    saved = ("generator", "moments")
+
+    def __init__(self, run: ServerRun, last: Head, part: FedGen):
+        super().__init__(run)
+        self.head = last.parameters(run.spec)
+        shapes = generator_shapes(last, part.width)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(rng.torch_seed(run.spec.seed, rng.Purpose.GENERATOR))
+            layers = (
+                nn.Linear(part.width + last.classes, part.width),
+                nn.BatchNorm1d(part.width),
+                nn.Linear(part.width, last.features),
+            )
+        values = (value.detach().to(run.device, run.spec.dtype) for layer in layers for value in layer.parameters())
+        self._values = {name: value.requires_grad_() for name, value in zip(shapes, values, strict=True)}
+        self.adam = torch.optim.Adam(self._values.values(), lr=part.generator_lr)
+
+    @property
+    def shares(self) -> Tensor:
+        """How often each class occurs with all enrolled clients [classes]."""
+        counts = self.run.enrolled.sums("labels")
+        return (counts / counts.sum().clamp(min=1)).float()
+
+    @property
+    def generator(self) -> Values:
+        """The generator's parameters by name; those that are set are copied."""
+        return self._values
+
+    @generator.setter
+    def generator(self, saved: Values) -> None:
+        with torch.no_grad():
+            for name, value in self._values.items():
+                value.copy_(saved[name])
+
+    @property
+    def moments(self) -> Values:
+        """What Adam remembers, by kind and parameter."""
+        memories = {name: self.adam.state.get(value, {}) for name, value in self._values.items()}
+        return {f"{kind}.{name}": memory[kind] for name, memory in memories.items() for kind in memory}
+
+    @moments.setter
+    def moments(self, saved: Values) -> None:
+        for name, value in self._values.items():
+            own = {kind: saved[f"{kind}.{name}"] for kind in _MOMENTS if f"{kind}.{name}" in saved}
+            if own:
+                moved = {kind: moment.to(value.device, copy=True) for kind, moment in own.items()}
+                self.adam.state[value] = moved | {"step": own["step"].cpu().clone()}
+
+    def state_dict(self) -> Values:
+        """The generator and the moments."""
+        return {name: value.detach() for name, value in super().state_dict().items()}
+
+
+class GeneratorMemory(Memory):
+    """Knows the last Linear layer, and how a generator is cut out of the values that come down.
+
+    Args:
+        run: The client's side of the run.
+        place: The part's place in the recipe.
+        last: The model's last Linear layer.
+        part: The settings.
+    """
+
+    def __init__(self, run: ClientRun, place: str, last: Head, part: FedGen):
+        super().__init__(run, place)
+        self.head = last.parameters(run.spec)
+        self.shapes = list(generator_shapes(last, part.width).values())
+
+    def generator(self, line: Tensor, like: Tensor) -> list[Tensor]:
+        """Return a generator's parameters from all its values in a line."""
+        parts = line.to(like).split([math.prod(shape) for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+@dataclass(frozen=True, config=CHECKED)
 class FedGen(SGD):
     """Adds the loss of the client's last layer on generated features: F_i(x) + λ·mean[ℓ(head_x(G(y, ε)), y)].
 
@@ -48,100 +166,92 @@ class FedGen(SGD):
     so that the clients' heads together give y. Their weighted mean is linear, as they are: it is the head of the mean
     model, and the server needs no client's own. This is the simplified form in which benchmarks run the method: no
     diversity loss, no weights by class, and clients meet the generator before it was trained.
+
+    A client tells once how often each class occurs among its samples.
     """
 
     label = "fedgen"
 
     weight: NonNegative = 1.0
-    generated: Annotated[int, Field(ge=2, le=10**6)] = 128  # generated samples beside a batch, and in a server's step
-    server_steps: Annotated[int, Field(ge=0, le=10**9)] = 1000
+    generated: Annotated[int, Setting(ge=2, le=10**6)] = 128  # generated samples beside a batch, and in a server's step
+    server_steps: Annotated[int, Setting(ge=0, le=10**9)] = 1000
     generator_lr: Positive = 0.005
     width: Count = 512  # of the noise and of the generator's hidden layer
 
-    def check(self, recipe: Recipe) -> None:
+    def rules(self) -> Iterable[Rule]:
         """Refuse slices with which clients have heads that the server does not know."""
-        if recipe.slices.remembers or recipe.slices.narrows:
-            raise UserError(
-                "local=fedgen trains its generator on the last layer that all clients share, but with "
-                f"slices={recipe.slices.label} clients may have layers of their own; use slices=whole or "
-                "slices=feature-rows."
+        yield from super().rules()
+        for capability in ("remembers", "narrows"):
+            yield Rule(
+                "slices",
+                capability,
+                False,
+                "local=fedgen trains its generator on the last layer that all clients share, but with slices={label} "
+                "clients may have layers of their own; use slices=whole or slices=feature-rows.",
             )
 
-    def setup(self, world: World) -> None:
-        """Count the labels, and begin with an untrained generator."""
-        last = class_head(world.task, least=2, method=f"local={self.label}")
-        self._seed, self._loss = world.seed, world.task.loss
-        label = world.task.federation.train.label.cpu()
-        self._server = len(world.task.federation)  # draws as a client would, under a number that no client has
-        counts = torch.bincount(label.long(), minlength=last.classes).numpy()
-        self._until = counts.cumsum() / counts.sum()
-        names = last.parameters(world.task)
-        initial = world.task.initial(world.seed)
-        self._head = {name: initial[name].to(world.device) for name in names}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(rng.torch_seed(world.seed, rng.Purpose.MODEL, self._server))
-            generator = Generator(last.classes, last.features, self.width)
-        self._generator = generator.to(world.device, world.dtype)
-        self._adam = torch.optim.Adam(self._generator.parameters(), lr=self.generator_lr)
+    # --- the server's side
+
+    def server_state(self, run: ServerRun) -> GeneratorState:
+        """Begin with an untrained generator."""
+        if run.spec.loss is None:
+            raise UserError("local=fedgen trains its generator by the task's loss, which the server was not given.")
+        return GeneratorState(run, _last(run.spec), self)
+
+    def tell(self, state: GeneratorState, t: int, clients: Tensor, part: Slice) -> Body:  # noqa: ARG002
+        """Return the generator and how often each class is to be drawn, the same for all clients."""
+        line = torch.cat([value.detach().flatten() for value in state.generator.values()])
+        return {name: value.expand(len(clients), -1) for name, value in (("generator", line), ("shares", state.shares))}
+
+    def observe(self, state: GeneratorState, end: Round) -> None:
+        """Train the generator on the head of the model."""
+        spec, shares = state.run.spec, state.shares
+        assert spec.loss is not None
+        last = [end.model[name] for name in state.head]
+        for s in range(self.server_steps):
+            key = spec.seed, rng.Purpose.GENERATOR, end.number, s
+            classes, given = draw(key, shares, self.generated, self.width, last[0])
+            state.adam.zero_grad()
+            output = F.linear(generate(list(state.generator.values()), given), *last)
+            spec.loss(output, classes).mean().backward()
+            state.adam.step()
+
+    # --- the client's side
+
+    def client_memory(self, run: ClientRun, place: str) -> GeneratorMemory:
+        """Refuse labels that are not the numbers of the last layer's outputs."""
+        return GeneratorMemory(run, place, class_head(run.task, least=2, method=f"local={self.label}"), self)
 
     def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
-        """The loss on the batch, and on generated features."""
-        label, given = self._drawn(work.round, work.clients.cpu().numpy(), s)
+        """Return the loss on the batch, and on generated features."""
+        memory = work.memory
+        assert isinstance(memory, GeneratorMemory)
+        weight, *bias = (parameters[name] for name in memory.head)
+        key = memory.run.seed, rng.Purpose.NOISE, work.round, work.clients.cpu().numpy()[:, None], s
+        classes, given = draw(key, work.came["shares"][0], self.generated, self.width, weight.detach())
+        values = memory.generator(work.came["generator"][0], weight.detach())  # all clients are sent the same one
         with torch.no_grad():
-            features = vmap(self._generator)(given)
-        weight, *bias = (parameters[name] for name in self._head)
+            features = vmap(lambda one: generate(values, one))(given)
         output = features @ weight.mT
         output = output + bias[0][:, None] if bias else output
-        extra = loss(output.flatten(0, 1), label.flatten()).view(label.shape).mean(1)
+        extra = loss(output.flatten(0, 1), classes.flatten()).view(classes.shape).mean(1)
         return super().objective(forward, loss, parameters, batch, work, s) + self.weight * extra
 
-    def _drawn(self, t: int, who: np.ndarray, s: int) -> tuple[Tensor, Tensor]:
-        """What enters the generator in a step: classes [who, generated], and noise with the class beside it."""
-        key = (self._seed, rng.Purpose.NOISE, t, who[:, None], s)
-        label = np.searchsorted(self._until, rng.uniform(*key, 0, np.arange(self.generated)), side="right")
-        noise = rng.uniform(*key, 1, np.arange(self.generated * self.width))
-        like = self._head[next(iter(self._head))]
-        classes = torch.from_numpy(label).to(like.device)
-        drawn = torch.from_numpy(noise).to(like).view(*label.shape, self.width)
-        return classes, torch.cat([drawn, F.one_hot(classes, len(self._until)).to(like)], -1)
+    # --- what both sides derive
 
-    def observe(self, end: RoundEnd) -> None:
-        """Follow the model's head, then train the generator on it."""
-        for name in self._head.keys() & end.change.keys():
-            rows, change = end.change[name]
-            assert rows is None, "a head is exchanged whole"
-            self._head[name].add_(change)
-        for s in range(self.server_steps):
-            label, given = self._drawn(end.round, np.array([self._server]), s)
-            self._adam.zero_grad()
-            output = F.linear(self._generator(given[0]), *self._head.values())
-            self._loss(output, label[0]).mean().backward()
-            self._adam.step()
+    def facts(self, spec: Spec) -> Fields:
+        """The number of samples of each class."""
+        return facts(["labels"], spec)
 
-    def down_bytes(self, down: Slice, itemsize: int) -> Mapping[str, Tensor]:
-        """The generator and the shares of the labels come down with the model."""
-        generator = torch.full((down.clients,), sum(p.numel() for p in self._generator.parameters()) * itemsize)
-        return {"generator": generator, "shares": torch.full((down.clients,), 4 * len(self._until))}
+    def down_fields(self, spec: Spec, part: Slice) -> Fields:  # noqa: ARG002
+        """The values of the generator, and the shares of the classes."""
+        last = _last(spec)
+        size = sum(math.prod(shape) for shape in generator_shapes(last, self.width).values())
+        return {
+            "generator": Field(Floats(spec.dtype), shape=(size,)),
+            "shares": Field(Floats(torch.float32, negative=False), shape=(max(2, last.classes),)),
+        }
 
-    def up_bytes(self, up: Slice, itemsize: int) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """The client's label counts go up with the update, four bytes each; like ids, in every round."""
-        return {"labels": torch.full((up.clients,), 4 * len(self._until))}
 
-    def state_dict(self) -> Values:
-        """The head as the server knows it, the generator, and Adam's moments."""
-        state = {f"head.{name}": value for name, value in self._head.items()}
-        for name, value in self._generator.named_parameters():
-            state[f"generator.{name}"] = value.detach()
-            state |= {f"{kind}.{name}": moment for kind, moment in self._adam.state.get(value, {}).items()}
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved generator."""
-        own = self._own(state, ("head", "generator", *_MOMENTS))
-        self._head = {name: own[f"head.{name}"] for name in self._head}
-        for name, value in self._generator.named_parameters():
-            with torch.no_grad():
-                value.copy_(own[f"generator.{name}"])
-            moments = {kind: own[f"{kind}.{name}"] for kind in _MOMENTS if f"{kind}.{name}" in own}
-            if moments:
-                self._adam.state[value] = moments | {"step": moments["step"].cpu()}
+def _last(spec: Spec) -> Head:
+    return head(spec, f"local={FedGen.label}")

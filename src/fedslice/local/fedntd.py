@@ -1,7 +1,8 @@
-"""FedNTD: what the received model says of the wrong classes is not forgotten (Lee et al. 2022; S4, appendix D)."""
+"""FedNTD: what the received model says of the wrong classes is not forgotten (Lee et al. 2022; FLSS, appendix D)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,19 +10,19 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedslice.errors import UserError
-from fedslice.local.head import class_head
+from fedslice.core.capabilities import Rule
+from fedslice.core.memory import Memory
+from fedslice.core.part import CHECKED, ClientRun, NonNegative, Positive
+from fedslice.core.slice import Values
 from fedslice.local.sgd import SGD, Forward, mean_loss
-from fedslice.parts import CHECKED, NonNegative, Positive, World
-from fedslice.slice import Values
+from fedslice.network.head import class_head
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
-    from fedslice.work import Batch, Work
+    from fedslice.training.work import Batch, Work
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class FedNTD(SGD):
     """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own."""
 
@@ -30,17 +31,21 @@ class FedNTD(SGD):
     beta: NonNegative = 0.001
     tau: Positive = 1.0
 
-    def check(self, recipe: Recipe) -> None:
+    def rules(self) -> Iterable[Rule]:
         """Refuse slices with which a client's start is not the model that came down."""
-        if recipe.slices.stale:
-            raise UserError(
-                "local=fedntd learns from the model that came down, but "
-                f"slices={recipe.slices.label} starts from parts that only the client knows; use slices=whole."
-            )
+        yield from super().rules()
+        yield Rule(
+            "slices",
+            "stale",
+            False,
+            "local=fedntd learns from the model that came down, but slices={label} starts from parts that only the "
+            "client knows; use slices=whole.",
+        )
 
-    def setup(self, world: World) -> None:
-        """With two classes there is one wrong one, and nothing to be said of it."""
-        class_head(world.task, least=3, method=f"local={self.label}")
+    def client_memory(self, run: ClientRun, place: str) -> Memory:
+        """Refuse tasks with two classes: there is one wrong one, and nothing to be said of it."""
+        class_head(run.task, least=3, method=f"local={self.label}")
+        return Memory(run, place)
 
     def objective(
         self,
@@ -59,7 +64,7 @@ class FedNTD(SGD):
         return mean_loss(loss, output, batch) + self.beta * self.tau**2 * (apart * batch.share).sum(1)
 
     def _wrong(self, output: Tensor, label: Tensor) -> Tensor:
-        """log q: [clients, batch, classes − 1]."""
+        """Return log q [clients, batch, classes − 1]."""
         places = torch.arange(output.shape[-1] - 1, device=output.device)
         others = places + (places >= label[..., None])
         return (output.gather(-1, others) / self.tau).log_softmax(-1)

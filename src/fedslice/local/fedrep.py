@@ -9,15 +9,15 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.local.head import head
+from fedslice.core.part import CHECKED, ClientRun, Count
+from fedslice.local.last_layer import HeadMemory
 from fedslice.local.sgd import SGD
-from fedslice.parts import CHECKED, Count, World
 
 if TYPE_CHECKING:
-    from fedslice.work import Work
+    from fedslice.training.work import Work
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class FedRep(SGD):
     """A client's first steps move the last Linear layer with all else fixed, its others move all else.
 
@@ -39,12 +39,14 @@ class FedRep(SGD):
             raise ValueError(f"head_iterations={self.head_iterations} must be fewer than iterations, which is {steps}")
         return self
 
-    def setup(self, world: World) -> None:
+    def client_memory(self, run: ClientRun, place: str) -> HeadMemory:
         """Find the head."""
-        self._head = head(world.task, f"local={self.label}").parameters(world.task)
+        return HeadMemory(run, place, f"local={self.label}")
 
     def still(self, work: Work, s: int) -> Mapping[str, Tensor]:
-        """The body while the client is with its head, then the head."""
+        """Return the body while the client is with its head, then the head."""
+        assert isinstance(work.memory, HeadMemory)
+        head = work.memory.head
         steps = work.real.any(2).sum(1)
         if self.head_epochs is not None and self.epochs is not None:
             until = steps * self.head_epochs // self.epochs
@@ -53,4 +55,4 @@ class FedRep(SGD):
         else:
             until = (steps + 1) // 2
         first = s < until
-        return {name: ~first if name in self._head else first for name in work.start}
+        return {name: ~first if name in head else first for name in work.start}

@@ -1,28 +1,37 @@
-"""MOON: a client's features stay nearer to the received model's than to its own last ones (Li et al. 2021)."""
+"""MOON: a client's features stay nearer to the received model's than to its own last ones.
+
+Model-Contrastive Federated Learning
+    Qinbin Li, Bingsheng He, Dawn Song. CVPR 2021.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedslice.local.head import head
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body
+from fedslice.core.part import CHECKED, ClientRun, NonNegative, Positive
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 from fedslice.local.memory import Remembering
 from fedslice.local.sgd import Forward, mean_loss
-from fedslice.parts import CHECKED, NonNegative, Positive, World
-from fedslice.slice import Slice, Values
+from fedslice.network.head import head
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.work import Batch, Work
+    from fedslice.training.work import Batch, Work
+
+_LAST = "last"
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Moon(Remembering):
-    """Adds μ·mean[−log(e^a/(e^a + e^b))], a = cos(z, z_X)/τ, b = cos(z, z_last)/τ (S4, appendix D).
+    """Adds μ·mean[−log(e^a/(e^a + e^b))], a = cos(z, z_X)/τ, b = cos(z, z_last)/τ (Li et al. 2021, equation 3).
 
     z are the features that enter the last Linear layer: of the model in training, of the one received, and of the one
     with which the client ended its last round, at first the initial model. Neither a projection head nor more than one
@@ -35,18 +44,21 @@ class Moon(Remembering):
     mu: NonNegative = 0.01
     tau: Positive = 1.0
 
-    def setup(self, world: World) -> None:
-        """Find the layer, and where everyone begins."""
-        super().setup(world)
-        head(world.task, f"local={self.label}")
-        self._first = {name: value.to(world.device) for name, value in world.task.initial(world.seed).items()}
+    def client_memory(self, run: ClientRun, place: str) -> Memory:
+        """Refuse a network without a last Linear layer."""
+        head(run.task, f"local={self.label}")
+        return Memory(run, place)
 
-    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:
-        """The client's last model."""
+    def initial(self, spec: Spec) -> frozenset[str]:
+        """All parameters: a client's last model is at first the initial one."""
+        return frozenset(spec.shapes)
+
+    def bring(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:
+        """Return the client's last model."""
         exchanged = self.exchanged(layout, down)
-        aside = exchanged.gather(self._first)
-        for name, first in aside.items():
-            last, known = self.recall("last", name, clients, exchanged)
+        aside: Values = {}
+        for name, first in came["first"].at(exchanged).items():
+            last, known = self.recall(memory, _LAST, name, clients, exchanged)
             aside[name] = torch.where(known, last, first)
         return aside
 
@@ -69,7 +81,7 @@ class Moon(Remembering):
         contrast = F.softplus((farther - nearer) / self.tau)
         return mean_loss(loss, output, batch) + self.mu * (contrast * batch.share).sum(1)
 
-    def keep(self, work: Work, end: Values, fine: Tensor) -> None:
+    def keep(self, work: Work, end: Values) -> None:
         """The model with which this round ended."""
         for name in work.aside:
-            self.remember("last", name, work, end[name], fine)
+            self.remember(work, _LAST, name, end[name])

@@ -1,26 +1,23 @@
-"""Every step inside the streaming subspace: the gradient is projected, not the update (S4, table 5)."""
+"""Gradients projected to the streaming subspace (FLSS, table 5): every step stays inside of it, not only the update."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from fedslice.codecs.subspace import StreamingSubspace
-from fedslice.errors import UserError
+from fedslice.core.capabilities import Rule
+from fedslice.core.part import CHECKED
+from fedslice.core.slice import Slice, Values
 from fedslice.local.sgd import SGD
-from fedslice.parts import CHECKED, RoundEnd, World
-from fedslice.slice import Values
-from fedslice.slices.whole import Whole
 
 if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
+    from fedslice.training.work import Work
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Projected(SGD):
     """x ← x − γ·P·Pᵀg, with the basis of ``codec=subspace``, in every round whose updates travel as coefficients.
 
@@ -35,37 +32,35 @@ class Projected(SGD):
     label = "projected"
     follows_gradient = False  # a coordinate without a gradient moves with the directions that it belongs to
 
-    def check(self, recipe: Recipe) -> None:
+    def rules(self) -> Iterable[Rule]:
         """There must be a basis, and a client must hold all that its directions run through."""
-        if not isinstance(recipe.codec, StreamingSubspace):
-            raise UserError(
-                f"local=projected takes its steps in the basis of codec=subspace, and codec={recipe.codec.label} has "
-                "none; use codec=subspace, or local=sgd."
-            )
-        if not isinstance(recipe.slices, Whole):
-            raise UserError(
-                f"local=projected moves every parameter along a direction, but slices={recipe.slices.label} gives a "
-                "client only some of them; use slices=whole."
-            )
+        yield from super().rules()
+        yield Rule(
+            "codec",
+            "basis",
+            True,
+            "local=projected takes its steps in the basis of codec=subspace, and codec={label} has none; use "
+            "codec=subspace, or local=sgd.",
+        )
+        yield Rule(
+            "slices",
+            "all",
+            True,
+            "local=projected moves every parameter along a direction, but slices={label} gives a client only some of "
+            "them; use slices=whole.",
+        )
 
-    def setup(self, world: World) -> None:
-        """Learn whose basis it is."""
-        assert isinstance(world.recipe.codec, StreamingSubspace)
-        self._codec, self._round = world.recipe.codec, 0
-
-    def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:
+    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
         """P·Pᵀg, or on a full round g; it is clipped before it is projected."""
-        own = super().direction(gradient, parameters, start, aside)
-        return own if self._codec.full(self._round) else self._codec.within(own)
+        own = super().direction(gradient, parameters, work)
+        if "basis" not in work.came:
+            return own
+        basis = work.came["basis"]
+        rows = {n: v[0] for n, v in basis.at(_one(basis.part)).items()}
+        code = sum((g.flatten(1).to(rows[n].dtype) @ rows[n].flatten(0, -2) for n, g in own.items()), torch.zeros(()))
+        return {n: (code @ rows[n].flatten(0, -2).T).view_as(g).to(g.dtype) for n, g in own.items()}
 
-    def observe(self, end: RoundEnd) -> None:
-        """The codec is asked about the round that comes next."""
-        self._round = end.round + 1
 
-    def state_dict(self) -> Values:
-        """Which round that is."""
-        return {"round": torch.tensor(self._round)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue with it."""
-        self._round = int(self._own(state, ("round",))["round"])
+def _one(part: Slice) -> Slice:
+    """The slice of one client; all clients have the same where everyone holds the whole model."""
+    return Slice.whole(1, part.shapes, part.axes)

@@ -1,22 +1,30 @@
-"""SCAFFOLD: steps corrected by control variates (Karimireddy et al. 2020, option II; S0, appendix D.2)."""
+"""SCAFFOLD: steps corrected by control variates (option II; FedSubAvg, appendix D.2).
+
+SCAFFOLD: Stochastic Controlled Averaging for Federated Learning
+    Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi, Sebastian U. Stich, Ananda Theertha Suresh.
+    ICML 2020.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.local.variates import Variates
-from fedslice.parts import CHECKED, World
-from fedslice.slice import Axis, Values
+from fedslice.core.entries import OnSlice, View
+from fedslice.core.message import Body
+from fedslice.core.part import CHECKED
+from fedslice.core.slice import Axis
+from fedslice.local.memory import remembered_rows
+from fedslice.local.variates import UP, Variates
 
 if TYPE_CHECKING:
-    from fedslice.work import Work
+    from fedslice.training.work import Work
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Scaffold(Variates):
     """x ← x − γ·(g − c_i + c), with the control variates of :class:`Variates`.
 
@@ -26,27 +34,29 @@ class Scaffold(Variates):
     """
 
     label = "scaffold"
-    drifts = True
+    follows_gradient = True
 
-    def setup(self, world: World) -> None:
-        """Learn which features name the rows of which table."""
-        super().setup(world)
-        self._sets = {table: sets for sets in world.task.index_sets for table in sets.tables}
+    @property
+    def provides(self) -> frozenset[str]:
+        """Whether rows that batches do not name drift alike. With momentum they would drift faster and faster."""
+        known = super().provides
+        if self.momentum:
+            return known - {"follows-gradient"}
+        return known | {"uniform-drift"} if "follows-gradient" in known else known
 
-    def field(self) -> Values:
+    def drift(self, came: Body) -> View | OnSlice:
         """c."""
-        return self._variate
+        return self.common(came)
 
-    def rows(self, table: str, clients: Tensor) -> Axis | None:
-        """Where c_i is not zero."""
-        memory = self._store.get_rows(f"variate/{table}", clients)
-        return None if memory is None else memory[0]
+    def rows(self, memory: Any, table: str, clients: Tensor) -> Axis | None:
+        """Return where c_i is not zero."""
+        return remembered_rows(memory, UP, table, clients)
 
     def lasting(self, name: str, work: Work, axis: Axis) -> Tensor:
-        """The rows that this round's batches named; all, where others move by more than the drift."""
-        if not self.follows_gradient:
+        """Return the rows that this round's batches named; all, where others move by more than the drift."""
+        if "follows-gradient" not in self.provides:
             return axis.mask
-        named = torch.zeros_like(axis.ids, dtype=torch.bool)
-        for feature in self._sets[name].features:
-            named.scatter_(1, work.features[feature].flatten(1), True)
-        return named & axis.mask
+        rows = torch.zeros_like(axis.ids, dtype=torch.bool)
+        for feature in work.memory.run.spec.tables[name].features:
+            rows.scatter_(1, work.features[feature].flatten(1), True)
+        return rows & axis.mask

@@ -1,4 +1,4 @@
-"""Local SGD (S0, algorithm 1, lines 14-17), and the batches it is fed."""
+"""Local SGD (FedSubAvg, algorithm 1, lines 14-17), and the batches it is fed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,14 +16,15 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedslice import rng
-from fedslice.core.message import Fields
-from fedslice.parts import CHECKED, Count, NonNegative, Part, Positive
-from fedslice.slice import Axis, Slice, Values
+from fedslice.core import rng
+from fedslice.core.entries import OnSlice, View
+from fedslice.core.message import Body
+from fedslice.core.part import CHECKED, Count, NonNegative, Part, Positive
+from fedslice.core.slice import Axis, Slice, Values
 from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.work import Batch, Work
+    from fedslice.training.work import Batch, Work
 
 
 class Forward(Protocol):
@@ -59,7 +60,7 @@ class Batches:
     real: Tensor
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class SGD(Part):
     """Plain SGD for ``iterations`` steps (10 unless said otherwise) or ``epochs`` passes.
 
@@ -73,8 +74,7 @@ class SGD(Part):
     """
 
     label = "sgd"
-    drifts: ClassVar[bool] = False  # does a coordinate without a gradient move, along ``field``?
-    accumulates: ClassVar[bool] = False  # does a client add up its updates, and count on a server that does?
+    follows_gradient: ClassVar[bool] = True  # see ``provides``
 
     _: KW_ONLY
     lr: Positive = 0.1
@@ -88,13 +88,15 @@ class SGD(Part):
     weight_decay: NonNegative = 0.0
 
     @property
-    def follows_gradient(self) -> bool:
-        """Is the end known, without training, of a coordinate whose gradient is zero in all steps?
+    def provides(self) -> frozenset[str]:
+        """Whether the end of a coordinate whose gradient is zero in all steps is known without training.
 
         The engine then trains only the table rows that a client's batches (or ``rows``) name: the same result at the
-        cost of the batches. A row that decays, or drifts faster and faster, has to be trained.
+        cost of the batches. A row that decays has to be trained. A subclass may move rows in ways of its own, so this
+        is not inherited: it says ``follows_gradient = True`` in its own body if it does not.
         """
-        return not self.weight_decay and not (self.drifts and self.momentum)
+        follows = vars(type(self)).get("follows_gradient", False) and not self.weight_decay
+        return frozenset({"follows-gradient"}) if follows else frozenset()
 
     @model_validator(mode="after")
     def _one_length(self) -> SGD:
@@ -181,7 +183,7 @@ class SGD(Part):
         """Which clients do not move a parameter in step ``s``: flags [clients], for the parameters concerned."""
         return {}
 
-    def direction(self, gradient: Values, parameters: Values, start: Values, aside: Values) -> Values:  # noqa: ARG002
+    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:  # noqa: ARG002
         """From the gradient of what moves to a step: clipping, which looks at each client alone, then decay."""
         if self.clip is not None:
             norms = [vector_norm(g.reshape(len(g), -1), dim=1) for g in gradient.values()]
@@ -194,48 +196,43 @@ class SGD(Part):
             }
         return gradient
 
-    def rows(self, table: str, clients: Tensor) -> Axis | None:  # noqa: ARG002
-        """Rows of a table that these clients' steps move, whatever their batches name."""
+    def rows(self, memory: Any, table: str, clients: Tensor) -> Axis | None:  # noqa: ARG002
+        """Return rows of a table that these clients' steps move, whatever their batches name."""
         return None
 
-    def field(self) -> Values:
-        """The direction against which each step moves every coordinate without a gradient, if the method ``drifts``."""
+    def drift(self, came: Body) -> View | OnSlice | None:  # noqa: ARG002
+        """Return the direction against which each step moves coordinates without a gradient, if they all move alike.
+
+        For a method with the capability ``uniform-drift``.
+        """
+        return None
+
+    def bring(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:  # noqa: ARG002
+        """Return what clients use in their steps besides the model, by parameter, on the layout: ``Work.aside``."""
         return {}
 
-    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:  # noqa: ARG002
-        """What clients bring to their steps besides the model, on the layout."""
-        return {}
-
-    def personal(self, clients: Tensor, layout: Slice, start: Values) -> Values:  # noqa: ARG002
-        """The model with which clients are tested, given what they start from, on a layout with any table rows."""
+    def personal(self, memory: Any, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:  # noqa: ARG002
+        """Return the model with which clients are tested, given what they start from, on a layout with any rows."""
         return start
 
     def tuner(self) -> SGD:
-        """How a client fits its own model to its data before it is tested; set up like any part if it is another."""
+        """Return how a client fits its own model to its data before it is tested."""
         return self
 
     def plain(self) -> SGD:
-        """The same steps without what a method adds to them."""
+        """Return the same steps without what a method adds to them."""
         return SGD(**{name: getattr(self, name) for name in SGD.setting_names()})
 
-    def report(self, work: Work, end: Values) -> Values:  # noqa: ARG002
-        """What clients send besides the model, on the layout; the server adds it up."""
+    def report(self, work: Work, end: Values) -> Mapping[str, Values | Tensor]:  # noqa: ARG002
+        """Return the entries of :meth:`up_fields`: values on the layout by parameter, or a tensor [clients, ...].
+
+        The server sums values over the cohort, with the weights of the merge (:attr:`Round.sums`), and has tensors by
+        client (:attr:`Round.told`).
+        """
         return {}
 
-    def keep(self, work: Work, end: Values, fine: Tensor) -> None:
-        """What clients remember of this round; those who are not ``fine`` took no part in it."""
-
-    def down_bytes(self, down: Slice, itemsize: int) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Bytes by field that come down besides the model, per client."""
-        return {}
-
-    def report_fields(self, part: Slice) -> Fields:  # noqa: ARG002
-        """The fields of the report, in a message about these coordinates."""
-        return {}
-
-    def up_bytes(self, up: Slice, itemsize: int) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Bytes by field that go up beside the message, per client."""
-        return {}
+    def keep(self, work: Work, end: Values) -> None:
+        """Write what clients remember of this round into ``work.memory``. It counts if their upload is taken."""
 
 
 def is_weight(value: Tensor) -> bool:

@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.encodings import Floats
-from fedslice.core.message import Field, Fields
+from fedslice.core.entries import OnSlice, View, per_client
+from fedslice.core.fields import named, value_fields
+from fedslice.core.message import Body, Fields
+from fedslice.core.part import CHECKED, Round, ServerRun, State
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 from fedslice.local.memory import Corrected
-from fedslice.parts import CHECKED, RoundEnd, World
-from fedslice.slice import Slice, Values
 
 if TYPE_CHECKING:
-    from fedslice.work import Work
+    from fedslice.training.work import Work
+
+DOWN, UP = "c", "variate"  # fields: c, and c_i⁺ − c_i
 
 
-@dataclass(config=CHECKED)
+class VariateState(State):
+    """Σ w_i·c_i over all clients, from which c follows whoever enrols: a newcomer's c_i is zero.
+
+    Args:
+        run: The server's side of the run.
+    """
+
+    saved = ("sum", "ended")
+
+    def __init__(self, run: ServerRun):
+        super().__init__(run)
+        dtypes = run.spec.dtypes
+        self.sum = {n: torch.zeros(s, dtype=dtypes[n], device=run.device) for n, s in run.spec.shapes.items()}
+        self._alike = run.spec.recipe.combine.weights == "uniform"
+        self.ended = -1  # the last round that is over
+
+    @property
+    def weight(self) -> float:
+        """W, the weights of all clients in the merge."""
+        return float(self.run.enrolled.count if self._alike else self.run.enrolled.sum("samples"))
+
+    def leave(self, clients: Tensor) -> None:
+        """Keep c as it is, by taking every client that leaves to have had c as its own."""
+        samples = None if self._alike else self.run.enrolled.facts("samples", clients)
+        gone = len(clients) if samples is None else float(samples.double().sum())
+        self.sum = {name: total * (1 - gone / self.weight) for name, total in self.sum.items()}  # views keep the old
+
+    def view(self, t: int, part: Slice) -> View:
+        """Return c = Σ w_i·c_i/W on a slice, for round ``t``."""
+        return View(self.sum, part, 1 / self.weight, fresh=lambda: self.ended < t)
+
+
+@dataclass(frozen=True, config=CHECKED)
 class Variates(Corrected):
     """c on the server, c_i with every client, and steps along g + (c − c_i) (Karimireddy et al. 2020, option II).
 
@@ -27,64 +63,66 @@ class Variates(Corrected):
     the merge, of which W is the sum over all N clients: c = Σ w_i·c_i/W, which is their plain mean if all weigh alike.
     """
 
-    def setup(self, world: World) -> None:
-        """c = 0, and every c_i = 0."""
-        super().setup(world)
-        self._clients = len(world.task.federation)
-        self._combine = world.recipe.combine
-        shapes, self._dtype = world.task.shapes, world.dtype
-        self._variate = {name: torch.zeros(s, dtype=self._dtype, device=world.device) for name, s in shapes.items()}
+    # --- the server's side
 
-    def bring(self, clients: Tensor, layout: Slice, down: Slice) -> Values:
-        """c − c_i, for the parameters that travel: what never leaves the client needs no correction."""
-        return self._difference(clients, self.exchanged(layout, down))
+    def server_state(self, run: ServerRun) -> VariateState:
+        """c = 0."""
+        return VariateState(run)
 
-    def _difference(self, clients: Tensor, exchanged: Slice) -> Values:
-        """c − c_i."""
-        variate = exchanged.gather(self._variate)
-        return {name: c - self.recall("variate", name, clients, exchanged)[0] for name, c in variate.items()}
+    def leave(self, state: VariateState, clients: Tensor, facts: Body) -> None:  # noqa: ARG002
+        """c stays as it is: nobody tells what c_i was."""
+        state.leave(clients)
 
-    def report(self, work: Work, end: Values) -> Values:
-        """N·w_i/W times c_i⁺ − c_i = (X − x)/(I·γ) − c."""
-        now = work.layout.only(work.aside).gather(self._variate)
-        share = self._clients * self._combine.weigh(work.clients) / self._combine.population_weight
-        return {
-            name: (_moved(work, end, name) - variate) * share.to(variate).view(-1, *[1] * (variate.dim() - 1))
-            for name, variate in now.items()
-        }
-
-    def keep(self, work: Work, end: Values, fine: Tensor) -> None:
-        """c_i⁺ = (X − x)/(I·γ) − (c − c_i)."""
-        super().keep(work, end, fine)
-        for name, difference in self._difference(work.clients, work.layout.only(work.aside)).items():
-            self.remember("variate", name, work, _moved(work, end, name) - difference, fine)
-
-    def observe(self, end: RoundEnd) -> None:
-        """c += Σ (N·w_i/W)·(c_i⁺ − c_i)/N."""
-        for name, (rows, values) in end.report.items():
-            if rows is None:
-                self._variate[name].add_(values, alpha=1 / self._clients)
-            else:
-                self._variate[name].index_add_(0, rows, values, alpha=1 / self._clients)
-
-    def report_fields(self, part: Slice) -> Fields:
-        """c_i⁺ − c_i goes up with the update, on the same coordinates."""
-        return {"variate": Field(Floats(self._dtype), on=part)}
-
-    def down_bytes(self, down: Slice, itemsize: int) -> Mapping[str, Tensor]:
+    def tell(self, state: VariateState, t: int, clients: Tensor, part: Slice) -> Body:  # noqa: ARG002
         """c comes down with the model."""
-        return {"variate": down.numbers() * itemsize}
+        return dict.fromkeys(self.down_fields(state.run.spec, part), state.view(t, part))
 
-    def state_dict(self) -> Values:
-        """c; the clients' own are in the store."""
-        return {f"variate.{name}": value for name, value in self._variate.items()}
+    def observe(self, state: VariateState, end: Round) -> None:
+        """Σ w_i·c_i += Σ w_i·(c_i⁺ − c_i)."""
+        for name, change in end.sums.get(UP, {}).items():
+            change.add_to(state.sum[name])
+        state.ended = end.number
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved c."""
-        self._variate = {k.removeprefix("variate."): v for k, v in self._own(state, ("variate",)).items()}
+    # --- the client's side
+
+    def bring(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:
+        """c − c_i, for the parameters that travel: what never leaves the client needs no correction."""
+        return self._difference(memory, clients, self.exchanged(layout, down), came)
+
+    def _difference(self, memory: Any, clients: Tensor, exchanged: Slice, came: Body) -> Values:
+        """c − c_i. Every c_i is zero at first."""
+        variate = self.common(came).at(exchanged)
+        return {name: c - self.recall(memory, UP, name, clients, exchanged)[0] for name, c in variate.items()}
+
+    @staticmethod
+    def common(came: Body) -> View | OnSlice:
+        """Return c as it came down."""
+        return named(came, DOWN)
+
+    def report(self, work: Work, end: Values) -> Mapping[str, Values | Tensor]:
+        """c_i⁺ − c_i = (X − x)/(I·γ) − c."""
+        variate = self.common(work.came).at(work.layout.only(work.aside))
+        return {UP: {name: _moved(work, end, name) - c for name, c in variate.items()}}
+
+    def keep(self, work: Work, end: Values) -> None:
+        """c_i⁺ = (X − x)/(I·γ) − (c − c_i)."""
+        super().keep(work, end)
+        exchanged = work.layout.only(work.aside)
+        for name, difference in self._difference(work.memory, work.clients, exchanged, work.came).items():
+            self.remember(work, UP, name, _moved(work, end, name) - difference)
+
+    # --- what both sides derive
+
+    def down_fields(self, spec: Spec, part: Slice) -> Fields:
+        """c, on the coordinates that come down."""
+        return value_fields(spec, part, DOWN)
+
+    def up_fields(self, spec: Spec, part: Slice) -> Fields:
+        """c_i⁺ − c_i goes up with the update, on the same coordinates."""
+        return value_fields(spec, part, UP)
 
 
 def _moved(work: Work, end: Values, name: str) -> Tensor:
     """(X − x)/(I·γ)."""
     change = work.start[name] - end[name]
-    return change / work.reach.to(change).view(-1, *[1] * (change.dim() - 1))
+    return change / per_client(work.reach.to(change), change)

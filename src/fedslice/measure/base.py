@@ -3,43 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from fedslice.core.part import Round
+from fedslice.core.slice import Values
+from fedslice.core.spec import Spec
 from fedslice.panel import Panel
-from fedslice.parts import RoundEnd, World
-from fedslice.slice import Values
 from fedslice.task import Task
+from fedslice.training.events import Listener
 
 if TYPE_CHECKING:
-    from fedslice.engines.choose import Choice
-    from fedslice.work import Work
+    from fedslice.training.engines.choose import Choice
+    from fedslice.training.population import Population
+    from fedslice.training.server import Server
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A simulation as a third party sees it, who looks at both sides.
+
+    Args:
+        spec: What both sides know.
+        task: The federation, even when a recipe pools it: pooled data, too, are measured as what they came from.
+        population: The clients that the recipe knows, which are then one.
+        server: The server.
+        scratch: A folder for what is too large for memory or for a checkpoint.
+    """
+
+    spec: Spec
+    task: Task
+    population: Population
+    server: Server
+    scratch: Path | None = None
 
 
 class Moment(NamedTuple):
     """A run at an evaluation.
 
-    ``world.task`` is the federation even when a recipe pools it: pooled data, too, are measured as what they came from.
-    ``world.store`` and ``world.recipe`` belong to the clients that the recipe knows, which are then one.
+    Args:
+        scene: The run.
+        round: Number of rounds done.
+        model: The server's model.
+        engine: The engine of the run.
     """
 
-    world: World
-    round: int  # how many are done
+    scene: Scene
+    round: int
     model: Values
     engine: Choice
 
 
-class Instrument:
-    """What a run logs at its evaluations besides scores. Each run has its own, so that one may remember rounds."""
+class Instrument(Listener):
+    """What a run logs at its evaluations besides scores. Each run has its own, so that one may remember rounds.
 
-    def setup(self, world: World) -> None:
-        """Refuse a run that has no such thing, before its first round; ``world`` is that of every later moment."""
+    An instrument hears all events of a run; :meth:`observe` is called after each round besides, and its time is not
+    part of the run's ``seconds``.
+    """
 
-    def trained(self, work: Work, model: Values, end: Values, fine: Tensor) -> None:
-        """Look at a chunk of clients that has trained from ``model``; those who are not ``fine`` took no part."""
+    def setup(self, scene: Scene) -> None:
+        """Refuse a run that has no such thing, before its first round; ``scene`` is that of every later moment."""
 
-    def observe(self, end: RoundEnd) -> None:
+    def observe(self, end: Round) -> None:
         """Look at a finished round; a run's ``seconds`` do not count this."""
 
     def measure(self, now: Moment) -> dict[str, float]:
@@ -73,10 +101,10 @@ class Snapshot(Instrument):
         self._columns = columns
         self._check = check
 
-    def setup(self, world: World) -> None:
+    def setup(self, scene: Scene) -> None:
         """Refuse a task on which the function has no value."""
-        self._check(world.task)
+        self._check(scene.task)
 
     def measure(self, now: Moment) -> dict[str, float]:
         """The function's value."""
-        return self._columns(now.world.task, now.model)
+        return self._columns(now.scene.task, now.model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedslice.errors import UserError
-from fedslice.slice import Values
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Values
 from fedslice.task import Task, evaluating
 
 COLUMN = "test_accuracy_class_{}"

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Values
 from fedslice.federation import Samples
 from fedslice.measure.gradients import block_objective, blocks, full_gradient
 from fedslice.measure.heat import corrections
-from fedslice.slice import Values
 from fedslice.task import Task, evaluating
 
 DENSE = 1_000  # coordinates up to which all eigenvalues are computed

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedslice import rng
-from fedslice.errors import UserError
-from fedslice.local.head import deep, head
-from fedslice.slice import Values
+from fedslice.core import rng
+from fedslice.core.errors import UserError
+from fedslice.core.slice import Values
+from fedslice.network.head import deep, head
 from fedslice.task import Task, evaluating
 
 _PERPLEXITY = 30  # about as many neighbours as t-SNE looks at; it must stay well below the number of samples

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedslice.core.slice import Axis, Slice, Values
 from fedslice.measure.heat import corrections
-from fedslice.slice import Axis, Slice, Values
 from fedslice.task import Task, evaluating
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedslice.core.encodings import Ids
+from fedslice.core.slice import Slice
 from fedslice.panel import Cell, Panel
-from fedslice.slice import Slice
 from fedslice.tables import IndexSets
 from fedslice.task import Task
 
@@ -30,7 +31,7 @@ def describe(task: Task) -> dict[str, Any]:
         "parameters": sum(shape.numel() for shape in task.shapes.values()),
         "model_bytes": int(whole.numbers()[0]) * task.itemsize,
         "slice_bytes": _spread(rows.numbers() * task.itemsize),
-        "slice_id_bytes": _spread(rows.id_bytes()),
+        "slice_id_bytes": _spread(sum(map(_id_bytes, task.index_sets), torch.zeros_like(everyone))),
         "tables": tables,
     }
 
@@ -78,6 +79,12 @@ def corrections(task: Task) -> dict[str, Tensor]:
         heat = sets.heat.cpu().double()
         out |= dict.fromkeys(sets.tables, torch.where(heat > 0, len(task.federation) / heat, 0.0))
     return out
+
+
+def _id_bytes(sets: IndexSets) -> Tensor:
+    """Bytes that name each client's rows, once for all tables of a group."""
+    counts = sets.counts.cpu()
+    return Ids().size(counts, torch.zeros_like(counts, dtype=torch.bool), torch.full_like(counts, sets.rows))
 
 
 def _bins(heat: Tensor) -> list[dict[str, int]]:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedslice.errors import unknown
+from fedslice.core.errors import unknown
+from fedslice.core.part import Round
+from fedslice.core.slice import Values
 from fedslice.measure import clients
-from fedslice.measure.base import Instrument, Moment, Snapshot
+from fedslice.measure.base import Instrument, Moment, Scene, Snapshot
 from fedslice.measure.classes import check_classes, class_accuracy
 from fedslice.measure.gradients import gradient_norms
 from fedslice.measure.personal import Personal, Stale, Tuned
 from fedslice.measure.trajectory import Trajectory
 from fedslice.metrics import directions
 from fedslice.panel import Panel
-from fedslice.parts import RoundEnd, World
-from fedslice.slice import Values
 from fedslice.task import Task
-from fedslice.work import Work
+from fedslice.training.events import Taken, Trained
 
 INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
     "gradient-norms": lambda: Snapshot(gradient_norms),
@@ -63,18 +63,23 @@ class Instruments(Instrument):
                 raise unknown("instrument", name, INSTRUMENTS)
         self._by_name = {name: INSTRUMENTS[name]() for name in names}
 
-    def setup(self, world: World) -> None:
-        """Of every one."""
+    def setup(self, scene: Scene) -> None:
+        """Call ``setup`` of every instrument."""
         for one in self._by_name.values():
-            one.setup(world)
+            one.setup(scene)
 
-    def trained(self, work: Work, model: Values, end: Values, fine: Tensor) -> None:
-        """By every one."""
+    def trained(self, event: Trained) -> None:
+        """Call ``trained`` of every instrument."""
         for one in self._by_name.values():
-            one.trained(work, model, end, fine)
+            one.trained(event)
 
-    def observe(self, end: RoundEnd) -> None:
-        """By every one."""
+    def taken(self, event: Taken) -> None:
+        """Call ``taken`` of every instrument."""
+        for one in self._by_name.values():
+            one.taken(event)
+
+    def observe(self, end: Round) -> None:
+        """Call ``observe`` of every instrument."""
         for one in self._by_name.values():
             one.observe(end)
 

@@ -1,4 +1,4 @@
-"""Personal evaluation: what every client's own model is worth to the client (S2; published code).
+"""Personal evaluation: what every client's own model is worth to the client (FDRL; published code).
 
 Three models are a client's own: the one it would start its next round from, the one it ended its last round with, and
 the first after a round of local training. All are tested on the client's own test samples. The columns ``test_…``, by
@@ -10,22 +10,59 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedslice import rng
-from fedslice.engines.scope import noise
-from fedslice.errors import UserError
-from fedslice.local import SGD
-from fedslice.measure.base import Instrument, Moment
-from fedslice.measure.clients import Own, columns, panels, scores
+from fedslice.core import rng
+from fedslice.core.errors import UserError
+from fedslice.core.message import Body, Message
+from fedslice.core.slice import Axis, Slice, Values
+from fedslice.core.store import Store
+from fedslice.measure.base import Instrument, Moment, Scene
+from fedslice.measure.clients import columns, panels, scores
 from fedslice.metrics import directions
 from fedslice.panel import Panel
-from fedslice.parts import World
-from fedslice.slice import Axis, Slice, Values
-from fedslice.work import Work, begin, download, recall
+from fedslice.training.engines.scope import noise
+from fedslice.training.evaluate import Own
+from fedslice.training.events import Trained
+from fedslice.training.population import overlaid
+from fedslice.training.row_plan import RowPlan
+
+
+class Look(NamedTuple):
+    """What clients would be sent if the next round were theirs; no side takes note of it.
+
+    Args:
+        clients: Their numbers.
+        download: The message.
+        hold: What they hold.
+        down: What comes down of it.
+        came: Everything that came down.
+    """
+
+    clients: Tensor
+    download: Message
+    hold: Slice
+    down: Slice
+    came: Body
+
+    @classmethod
+    def at(cls, now: Moment, clients: Tensor) -> Look:
+        """Look at some clients of a run."""
+        population, slices = now.scene.population, now.scene.spec.recipe.slices
+        pooled = _pooled(now.scene)
+        who = torch.zeros_like(clients) if pooled else clients  # pooled data are in one hand
+        download = now.scene.server.glimpse(population.ask(now.round, who.cpu()))
+        memory = population.parts["slices"]
+        hold = slices.hold(memory, now.round, who)
+        down = slices.came(memory, now.round, who, hold)
+        return cls(who, download, hold, down, population.receive(download.head, hold, down, download.body))
+
+    def start(self, now: Moment, layout: Slice) -> Values:
+        """Return from what they would start, on a layout with any table rows."""
+        return now.scene.population.begin(self.clients, self.hold, self.down, layout, self.came)
 
 
 class Personal(Instrument):
@@ -37,22 +74,22 @@ class Personal(Instrument):
     label: ClassVar[str] = "personal"
     title: ClassVar[str] = "Personal models"
 
-    def setup(self, world: World) -> None:
+    def setup(self, scene: Scene) -> None:
         """Refuse a federation whose clients have nothing to be tested on."""
-        test = world.task.federation.test
+        test = scene.task.federation.test
         self._samples = test.sizes.cpu()
         self._scores: dict[str, Tensor] = {}
         if not bool(self._samples.any()):
             raise UserError(
                 f"measure={self.label} tests every client on its own test samples, but of the {len(test):,} of task "
-                f"{world.task.name!r} none belongs to a client; give clients some, in a set without clients by "
+                f"{scene.task.name!r} none belongs to a client; give clients some, in a set without clients by "
                 "split=pfllib or partition=shards."
             )
 
     def measure(self, now: Moment) -> dict[str, float]:
         """Means over clients, plain, by test samples, and of the worst tenth."""
-        self._scores = scores(now.world.task, now.engine, lambda clients, axes: self._own(now, clients, axes))
-        return columns(self.label, self._scores, self._samples, directions(now.world.task.metrics))
+        self._scores = scores(now.scene.task, now.engine, lambda clients, axes: self._own(now, clients, axes))
+        return columns(self.label, self._scores, self._samples, directions(now.scene.task.metrics))
 
     def clients(self) -> dict[str, Tensor]:
         """The newest scores by client."""
@@ -71,15 +108,13 @@ class Personal(Instrument):
         self._scores = dict(state)
 
     def _own(self, now: Moment, clients: Tensor, axes: Mapping[str, Axis]) -> Own:
-        world, recipe = now.world, now.world.recipe
-        who = clients if recipe.select.remote else torch.zeros_like(clients)  # pooled data are in one hand
-        hold = recipe.slices.hold(now.round, who)
-        down = recipe.slices.down(now.round, who, hold)
-        layout = hold.replace(axes)
-        start = begin(world, recipe, now.model, who, hold, down, layout)
-        return Own(layout, recipe.local.personal(who, layout, self._start(world, who, hold, layout, start)))
+        look = Look.at(now, clients)
+        layout = look.hold.replace(axes)
+        start = self._start(look, layout, look.start(now, layout))
+        local, memory = now.scene.spec.recipe.local, now.scene.population.parts["local"]
+        return Own(layout, local.personal(memory, look.clients, layout, start, look.came))
 
-    def _start(self, world: World, clients: Tensor, hold: Slice, layout: Slice, start: Values) -> Values:  # noqa: ARG002
+    def _start(self, look: Look, layout: Slice, start: Values) -> Values:  # noqa: ARG002
         """From what a client starts its next round to what is tested."""
         return start
 
@@ -87,98 +122,100 @@ class Personal(Instrument):
 class Stale(Personal):
     """The model with which a client ended its last round, however long ago; before its first, what it would start from.
 
-    So S2's published code tests clients. What they ended with is kept for this purpose alone, all of the model for
+    So FDRL's published code tests clients. What they ended with is kept for this purpose alone, all of the model for
     every client.
     """
 
     label: ClassVar[str] = "stale"
     title: ClassVar[str] = "Models as clients ended with them"
 
-    def setup(self, world: World) -> None:
+    def setup(self, scene: Scene) -> None:
         """Refuse cohorts in which a client's memory would be written twice."""
-        super().setup(world)
-        _federated(self.label, world)
-        if world.recipe.select.repeats():
+        super().setup(scene)
+        _federated(self.label, scene)
+        select = scene.spec.recipe.select
+        if "repeats" in select.provides:
             raise UserError(
-                f"measure=stale keeps a memory per client, and select={world.recipe.select.label} with replacement may "
+                f"measure=stale keeps a memory per client, and select={select.label} with replacement may "
                 "draw a client twice in one round; draw without replacement."
             )
-        self._world = world
+        self._scene = scene
+        self._ended = Store(len(scene.population), scene.population.device)
 
-    def trained(self, work: Work, model: Values, end: Values, fine: Tensor) -> None:
-        """Remember the ends of what the recipe itself does not keep; beyond a client's slice, what the server had."""
-        for name in work.layout.axes.keys() - _kept(self._world):
+    def trained(self, event: Trained) -> None:
+        """Remember the ends of all parameters; beyond a client's slice, what the server had."""
+        work, recipe = event.work, self._scene.spec.recipe
+        plan = RowPlan.of(recipe)
+        for name in work.layout.axes:
             everywhere = Slice.whole(len(work.clients), work.layout.shapes, [name])
-            rest = _drifted(self._world.recipe.local, work, everywhere, everywhere.gather(model)[name], name)
-            there = work.layout.inside(everywhere, name).to(rest.device)
-            whole = torch.where(there, work.layout.spread(name, end[name]), rest)
-            self._world.store.put(f"ended/{name}", work.clients[fine], whole[fine])
+            before = work.came["values"].at(everywhere).get(name)
+            whole = work.layout.spread(name, event.end[name])
+            if before is not None:
+                rest = plan.untrained(recipe, work, everywhere, before, name)
+                whole = torch.where(work.layout.inside(everywhere, name).to(rest.device), whole, rest)
+            fine = event.finite.to(whole.device)
+            self._ended.put(f"ended/{name}", work.clients[fine.to(work.clients.device)], whole[fine])
 
-    def _start(self, world: World, clients: Tensor, hold: Slice, layout: Slice, start: Values) -> Values:
+    def state_dict(self) -> Values:
+        """The newest scores, and what clients ended with."""
+        return super().state_dict() | {f"store.{name}": value for name, value in self._ended.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue with saved scores and models."""
+        own = {name.removeprefix("store."): v for name, v in state.items() if name.startswith("store.")}
+        self._ended.load_state_dict(own)
+        super().load_state_dict({name: value for name, value in state.items() if not name.startswith("store.")})
+
+    def _start(self, look: Look, layout: Slice, start: Values) -> Values:
         """What came down since then is not yet there."""
-        nothing, kept = Slice(len(clients), layout.shapes, {}), _kept(world)
+        nothing = Slice(layout.clients, layout.shapes, {})
         for name in layout.axes:
-            memory = f"{'kept' if name in kept else 'ended'}/{name}"
-            recall(world, memory, name, clients, hold, nothing, layout, start)
+            if (found := self._ended.get(f"ended/{name}", look.clients)) is not None:
+                start[name] = overlaid(found, name, start[name], layout, look.hold, nothing)
         return start
 
 
 class Tuned(Personal):
     """The personal model after one more round of local training, of which nothing is sent and nothing is kept.
 
-    This is how fine-tuned FedAvg and FedBABU are judged, and what S2's published code does in its last round. A local
+    This is how fine-tuned FedAvg and FedBABU are judged, and what FDRL's published code does in its last round. A local
     method may name another one that tunes (``SGD.tuner``).
     """
 
     label: ClassVar[str] = "tuned"
     title: ClassVar[str] = "Personal models after local training"
 
-    def setup(self, world: World) -> None:
+    def setup(self, scene: Scene) -> None:
         """The same recipe, with what tunes in the place of what trains."""
-        super().setup(world)
-        _federated(self.label, world)
-        self._recipe, tuner = world.recipe, world.recipe.local.tuner()
-        if tuner is not world.recipe.local:
-            self._recipe = dataclasses.replace(world.recipe, local=tuner)
-            tuner.setup(world)
+        super().setup(scene)
+        _federated(self.label, scene)
+        self._recipe, tuner = scene.spec.recipe, scene.spec.recipe.local.tuner()
+        self._memory = scene.population.parts["local"]
+        if tuner is not self._recipe.local:
+            self._recipe = dataclasses.replace(self._recipe, local=tuner)
+            self._memory = tuner.client_memory(scene.population.run, "tuner")
 
     def _own(self, now: Moment, clients: Tensor, axes: Mapping[str, Axis]) -> Own:
-        world, recipe = now.world, self._recipe
-        personal = world.recipe.local.personal
-        work = download(world, recipe, now.model, now.round, clients, torch.zeros_like(clients).cpu())
-        work = dataclasses.replace(work, start=personal(clients, work.layout, work.start))
-        with noise(world.device, rng.torch_seed(world.seed, rng.Purpose.NOISE, now.round, int(clients[0]))):
-            end = now.engine.engine.train(world.task, recipe.local, work).end
+        look, population = Look.at(now, clients), now.scene.population
+        local, memory = now.scene.spec.recipe.local, population.parts["local"]
+        work = population.prepare(look.download, self._recipe, self._memory)
+        work = dataclasses.replace(work, start=local.personal(memory, clients, work.layout, work.start, look.came))
+        seed = rng.torch_seed(population.run.seed, rng.Purpose.NOISE, now.round, int(clients[0]))
+        with noise(population.device, seed):
+            end = now.engine.engine.train(now.scene.task, self._recipe.local, work).end
         layout = work.hold.replace(axes)
-        start = personal(clients, layout, begin(world, recipe, now.model, clients, work.hold, work.down, layout))
-        return Own(layout, {name: _moved(recipe.local, work, end, layout, start, name) for name in layout.axes})
+        start = local.personal(memory, clients, layout, look.start(now, layout), look.came)
+        plan = RowPlan.of(self._recipe)
+        return Own(layout, {name: plan.finished(self._recipe, work, end, layout, start, name) for name in layout.axes})
 
 
-def _moved(local: SGD, work: Work, end: Values, layout: Slice, start: Values, name: str) -> Tensor:
-    """A parameter's values after training on a layout that has other table rows than was trained on."""
-    if layout.axes[name] == work.layout.axes[name]:
-        return end[name]
-    trained = layout.only([name]).pick(end, work.layout)[name]
-    rest = _drifted(local, work, layout, start[name], name)
-    there, own = (part.inside(layout, name).to(rest.device) for part in (work.layout, work.hold))
-    return torch.where(there, trained, torch.where(own, rest, start[name]))
+def _pooled(scene: Scene) -> bool:
+    return "pools" in scene.spec.recipe.select.provides
 
 
-def _drifted(local: SGD, work: Work, layout: Slice, start: Tensor, name: str) -> Tensor:
-    """Where coordinates end that are not trained because their gradient is zero."""
-    if not local.drifts:
-        return start
-    field = layout.only([name]).gather(local.field())[name]
-    return start - work.reach.to(field).view(-1, *[1] * (field.dim() - 1)) * field
-
-
-def _kept(world: World) -> frozenset[str]:
-    return world.recipe.slices.kept() if world.recipe.slices.remembers else frozenset()
-
-
-def _federated(label: str, world: World) -> None:
-    if not world.recipe.select.remote:
+def _federated(label: str, scene: Scene) -> None:
+    if _pooled(scene):
         raise UserError(
-            f"measure={label} looks at what each client trains, and with select={world.recipe.select.label} there is "
-            "one client that has all data; use measure=personal."
+            f"measure={label} looks at what each client trains, and with select={scene.spec.recipe.select.label} there "
+            "is one client that has all data; use measure=personal."
         )

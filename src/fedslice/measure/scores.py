@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.metrics import Metric
 
 

@@ -1,6 +1,6 @@
-"""The path of the global model: how few directions hold it (S4, figures 2 and 5), and how far each round leaves them.
+"""The path of the global model: how few directions hold it (FLSS, figures 2 and 5), and how far each round leaves them.
 
-Everything follows from GᵀG in float64, where G = [g_1, …, g_t] are the updates so far (S4, section 3.2), uncentred. A
+Everything follows from GᵀG in float64, where G = [g_1, …, g_t] are the updates so far (FLSS, section 3.2), uncentred. A
 round adds one row and one column to it: as many products of updates as there were rounds, and one decomposition.
 """
 
@@ -12,15 +12,15 @@ from math import inf, isnan, nan
 import torch
 from torch import Tensor
 
-from fedslice.codecs.subspace import flatten
-from fedslice.measure.base import Instrument, Moment
+from fedslice.core.part import Round
+from fedslice.core.slice import Values
+from fedslice.core.update import flatten
+from fedslice.core.vectors import Vectors
+from fedslice.measure.base import Instrument, Moment, Scene
 from fedslice.panel import Cell, Panel
-from fedslice.parts import RoundEnd, World
-from fedslice.slice import Values
-from fedslice.vectors import Vectors
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100)  # directions whose share of the energy is logged
-RANK = 50  # directions against which a new update is held, S4's R
+RANK = 50  # directions against which a new update is held, FLSS's R
 _TINY = 1e-14  # of the largest energy of a direction: less is rounding
 
 
@@ -35,13 +35,13 @@ class Trajectory(Instrument):
         self._gram = torch.zeros(0, 0, dtype=torch.float64)
         self._residuals: list[float] = []
 
-    def setup(self, world: World) -> None:
+    def setup(self, scene: Scene) -> None:
         """Refuse a run whose updates do not fit."""
-        self._shapes, self._rounds = world.task.shapes, world.rounds
-        size, remedy = sum(shape.numel() for shape in self._shapes.values()), "give fewer rounds, or leave it out"
-        self._updates = Vectors("measure=trajectory", size, world.rounds, torch.float32, world.scratch, remedy)
+        spec, remedy = scene.spec, "give fewer rounds, or leave it out"
+        self._shapes, self._rounds = spec.shapes, spec.rounds
+        self._updates = Vectors("measure=trajectory", spec.size, spec.rounds, torch.float32, scene.scratch, remedy)
 
-    def observe(self, end: RoundEnd) -> None:
+    def observe(self, end: Round) -> None:
         """One more update: its products with all others, and how far it leaves their directions."""
         update = flatten(end.change, self._shapes).to("cpu", torch.float32)
         self._updates.append(update)
@@ -97,7 +97,7 @@ def energies(gram: Tensor) -> Tensor:
 def residual(gram: Tensor, along: Tensor, energy: float) -> float:
     """‖g − P·Pᵀg‖²/‖g‖² for an update g of this energy, and P the first directions of those with this Gram matrix G.
 
-    ``along`` is Gᵀg. With u_r = G·v_r/σ_r (S4, section 3.2) the coefficient u_rᵀg is v_rᵀ(Gᵀg)/σ_r.
+    ``along`` is Gᵀg. With u_r = G·v_r/σ_r (FLSS, section 3.2) the coefficient u_rᵀg is v_rᵀ(Gᵀg)/σ_r.
     """
     if not len(gram) or not 0 < energy < inf or not bool(gram.isfinite().all()):
         return nan

@@ -1,4 +1,4 @@
-"""A shared and a private encoder side by side, for FDRL (S2, equation 1)."""
+"""A shared and a private encoder side by side, for FDRL (equation 1)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedslice.errors import UserError, unknown
+from fedslice.core.errors import UserError, unknown
 
+ENCODERS = ("shared", "private")
 INTEGRATIONS = ("concat", "sum", "gated")
 
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedslice.errors import UserError, unknown
+from fedslice.core.errors import UserError, unknown
 from fedslice.models.discriminative import Discriminative
 from fedslice.models.normalise import Normalise
 from fedslice.models.resnet import RESNETS, ResNet

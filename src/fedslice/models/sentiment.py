@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.nn import LSTM
 
 

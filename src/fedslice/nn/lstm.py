@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.nn.recurrence import recur
 
 

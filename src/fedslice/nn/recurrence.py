@@ -26,7 +26,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.nn.threads import shared_out
 
 _PER_LAYER = 4  # parameters

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import vl_convert
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.report import charts
 from fedslice.report.curves import Columns, curves
 from fedslice.report.gather import aim, gather

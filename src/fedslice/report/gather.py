@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from fedslice.compare import Target
-from fedslice.errors import UserError, unknown
+from fedslice.core.errors import UserError, unknown
 from fedslice.measure.instruments import is_measured
 from fedslice.metrics import Directions, lower_is_better
 from fedslice.panel import LARGEST

@@ -21,7 +21,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedslice.compare import Target
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.panel import LARGEST, Panel
 from fedslice.report import charts, tables
 from fedslice.report.curves import Columns, Curves, coinciding, curves

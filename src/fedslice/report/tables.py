@@ -9,7 +9,7 @@ from typing import Any
 
 from fedslice.compare import Target, cadence, relate, table
 from fedslice.console import value
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.measure.instruments import is_score
 from fedslice.report.gather import Group, Method, number
 from fedslice.report.naming import differing, flatten, short_keys

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedslice.config import build_task
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Ragged, ranges
 from fedslice.measure.heat import describe, histogram
 from fedslice.reproduce import verdicts

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.reproduce.printed import printed
 
 Kind = Literal[

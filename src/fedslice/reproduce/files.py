@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedslice.errors import UserError, unknown
+from fedslice.core.errors import UserError, unknown
 from fedslice.reproduce.exhibits import Exhibit, Setup
 from fedslice.settings import first_problem
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from fedslice import tasks
-from fedslice.errors import UserError, unknown
+from fedslice.core.errors import UserError, unknown
 from fedslice.reproduce import compression, counts, example, figures, spectrum, training, words
 from fedslice.reproduce.exhibits import Exhibit, Kind, Setup
 from fedslice.reproduce.files import load

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.metrics import lower_is_better
 from fedslice.reproduce.exhibits import Cell, Setup
 from fedslice.reproduce.jobs import Job, Order, job

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedslice.config import resolve
-from fedslice.errors import UserError
-from fedslice.experiment import Experiment, Row
+from fedslice.core.errors import UserError
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.compression import words_since
 from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup
@@ -20,6 +19,7 @@ from fedslice.reproduce.jobs import Job, Order, job, sampled
 from fedslice.reproduce.measured import not_run
 from fedslice.reproduce.printed import printed
 from fedslice.reproduce.progress import Progress
+from fedslice.training.experiment import Experiment, Row
 
 Document = dict[str, Any]
 

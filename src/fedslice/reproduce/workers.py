@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fedslice.config import Request, resolve
-from fedslice.errors import UserError, run_warnings
+from fedslice.core.errors import UserError, run_warnings
 from fedslice.reproduce.jobs import Job, by_group
 from fedslice.reproduce.progress import Progress
 from fedslice.runs.execute import default_directory, execute

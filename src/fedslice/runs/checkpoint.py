@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedslice.core.errors import UserError
 from fedslice.disk import open_regular, reason, writing
-from fedslice.errors import UserError
 
 _BODY = "fedslice"  # the header entry that holds our JSON, and marks the file as ours
 _CHECKSUM = "crc32"

@@ -8,8 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fedslice.core.errors import UserError
 from fedslice.disk import open_regular, reason
-from fedslice.errors import UserError
 from fedslice.runs.directory import CLIENTS, CONFIG
 
 _COUNTS = ("train_samples", "test_samples")

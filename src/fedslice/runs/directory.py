@@ -30,8 +30,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from fedslice.core.errors import UserError
 from fedslice.disk import read_bytes, reason, writing
-from fedslice.errors import UserError
 from fedslice.panel import Panel
 from fedslice.runs import checkpoint as checkpoints
 from fedslice.runs.environment import describe

@@ -15,15 +15,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedslice.core.errors import UserError
 from fedslice.disk import writing
-from fedslice.errors import UserError
 from fedslice.runs.naming import short_names
 from fedslice.runs.reading import Run
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
 
-_COSTS = ("up_bytes", "down_bytes", "seconds")
+_COSTS = ("up_bytes", "down_bytes", "enrol_bytes", "framing_bytes", "seconds")
 
 
 class Events:

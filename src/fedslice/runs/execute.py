@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fedslice.config import Plan
-from fedslice.engines.choose import Choice
-from fedslice.errors import RunWarning, UserError
-from fedslice.experiment import Experiment, Row
+from fedslice.core.errors import RunWarning, UserError
 from fedslice.measure.instruments import score_columns
 from fedslice.runs.checkpoint import REMEDY
 from fedslice.runs.directory import METRICS, RunDirectory, State
 from fedslice.runs.reading import check_rows
 from fedslice.signals import Request, Stopped, deferred
+from fedslice.training.engines.choose import Choice
+from fedslice.training.experiment import Experiment, Row
 
 OnEngine = Callable[[Choice], None]
 OnRow = Callable[[Row], None]

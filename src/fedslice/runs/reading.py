@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedslice.devices import PRESETS
+from fedslice.core.errors import UserError
 from fedslice.disk import read_bytes, reason
-from fedslice.errors import UserError
 from fedslice.metrics import Directions
 from fedslice.panel import LARGEST, Panel
 from fedslice.runs.directory import COLUMNS, CONFIG, ENVIRONMENT, METRICS, ORIGIN, PANELS, RunDirectory
 from fedslice.settings import first_problem
+from fedslice.training.devices import PRESETS
 
 _LIST = TypeAdapter(list[Panel])
 _DEEPEST = 50  # of a document: deeper than any run writes it

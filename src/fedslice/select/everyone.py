@@ -1,18 +1,23 @@
-"""Full participation (S3: every client uploads in every round)."""
+"""Full participation, as in FedDD: every client uploads in every round."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 from pydantic.dataclasses import dataclass
 
-from fedslice.parts import CHECKED
+from fedslice.core.part import CHECKED
 from fedslice.select.base import Cohort, Select
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Everyone(Select):
-    """All clients in every round."""
+    """All enrolled clients in every round."""
 
     label = "everyone"
 
-    def choose(self, t: int, clients: int, seed: int) -> Cohort:  # noqa: ARG002
+    def choose(self, state: Any, t: int) -> Cohort:  # noqa: ARG002
         """The whole population."""
-        return Cohort(torch.arange(clients), torch.zeros(clients, dtype=torch.int64))
+        clients = state.run.enrolled.numbers()
+        return Cohort(clients, torch.zeros_like(clients))

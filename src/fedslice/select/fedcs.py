@@ -1,4 +1,8 @@
-"""FedCS: the same fast clients in every round (Nishio and Yonetani 2019; a baseline in S3, section 6.2)."""
+"""FedCS: the same fast clients in every round.
+
+Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge
+    Takayuki Nishio, Ryo Yonetani. ICC 2019. A baseline of FedDD (section 6.2).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,22 @@ import numpy as np
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from fedslice.devices import Vector
-from fedslice.errors import UserError
-from fedslice.parts import CHECKED, Positive, World
-from fedslice.select.base import Cohort, Select
-from fedslice.select.budget import Numbers, Share, affordable, cohort, full_seconds, known_devices
+from fedslice.core.errors import UserError
+from fedslice.core.part import CHECKED, Positive, ServerRun, State
+from fedslice.select.base import Cohort
+from fedslice.select.budget import BySpeed, Known, Numbers, Share, Vector, affordable, cohort
 
 
-@dataclass(config=CHECKED)
-class FedCS(Select):
+class Choice(State):
+    """The cohort of all rounds until somebody enrols or leaves, and of which version of the enrolled it is."""
+
+    def __init__(self, run: ServerRun):
+        super().__init__(run)
+        self.made: tuple[int, Cohort] | None = None
+
+
+@dataclass(frozen=True, config=CHECKED)
+class FedCS(BySpeed):
     """The fastest clients, as many as the share ``budget`` of all parameters allows (0.6 unless said otherwise).
 
     That is FedDD's reading, which gives all methods the same number of parameters to exchange. ``time`` says which
@@ -38,34 +49,36 @@ class FedCS(Select):
             raise ValueError(f"budget={self.budget} and deadline={self.deadline} are both given; give one")
         return self
 
-    def setup(self, world: World) -> None:
-        """Speeds do not change during a run, so the choice is made once."""
-        devices = known_devices(world, self.label)
-        held = world.round_bytes().cpu().numpy()
+    def server_state(self, run: ServerRun) -> Choice:
+        """Nobody is chosen yet."""
+        return Choice(run)
+
+    def choose(self, state: Choice, t: int) -> Cohort:  # noqa: ARG002
+        """Return the same clients while the population stays the same: speeds do not change during a run."""
+        version = state.run.enrolled.version
+        if state.made is None or state.made[0] != version:
+            known = Known.of(state.run)
+            state.made = version, cohort(known.numbers[self._fastest(known)])
+        return state.made[1]
+
+    def _fastest(self, known: Known) -> Numbers:
+        """Return positions among the known."""
         if self.deadline is None:
-            seconds = full_seconds(world, devices, training=self.time == "total")
+            seconds = known.seconds if self.time == "total" else known.download + known.upload
             order = seconds.argsort(kind="stable")
-            self._chosen = affordable(order, held, 0.6 if self.budget is None else self.budget)
-            return
-        everyone = np.arange(len(devices))
-        download = devices.seconds(everyone, 0, 0, held)
-        training = devices.seconds(everyone, world.round_samples(), 0, 0)
-        upload = devices.seconds(everyone, 0, held, 0)
-        self._chosen = greedy(download, training, upload, self.deadline)
-        if not len(self._chosen):
-            seconds = download + training + upload
+            return affordable(order, known.held, 0.6 if self.budget is None else self.budget)
+        chosen = greedy(known.download, known.training, known.upload, self.deadline)
+        if not len(chosen):
+            seconds = known.seconds
             raise UserError(
                 f"select={self.label}: nobody is done by deadline={self.deadline:g} seconds, as the fastest, client "
-                f"{seconds.argmin()}, takes {seconds.min():.6g}; give a longer deadline."
+                f"{known.numbers[seconds.argmin()]}, takes {seconds.min():.6g}; give a longer deadline."
             )
-
-    def choose(self, t: int, clients: int, seed: int) -> Cohort:  # noqa: ARG002
-        """The clients found before the first round."""
-        return cohort(self._chosen)
+        return chosen
 
 
 def greedy(download: Vector, training: Vector, upload: Vector, deadline: float) -> Numbers:
-    """Clients in the order in which the original protocol adds them (Nishio and Yonetani, algorithm 3).
+    """Return clients in the order in which the original protocol adds them (Nishio and Yonetani, algorithm 3).
 
     Downloads run at once, T = max t_d, training in parallel, and uploads one after the other, so that a client moves
     the elapsed time to Θ' = max(Θ, t_cmp) + t_u. It lengthens the round by t_u + max(0, t_d − T) + max(0, t_cmp − Θ);

@@ -1,4 +1,8 @@
-"""Oort: clients whose data are worth most and who are not too slow (Lai et al. 2021; a baseline in S3, section 6.2)."""
+"""Oort: clients whose data are worth most and who are not too slow.
+
+Oort: Efficient Federated Learning via Guided Participant Selection
+    Fan Lai, Xiangfeng Zhu, Harsha V. Madhyastha, Mosharaf Chowdhury. OSDI 2021. A baseline of FedDD (section 6.2).
+"""
 
 from __future__ import annotations
 
@@ -7,45 +11,50 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice import rng
-from fedslice.devices import Vector
-from fedslice.parts import CHECKED, Count, NonNegative, RoundEnd, World
-from fedslice.select.base import Cohort, Select
-from fedslice.select.budget import Numbers, Share, affordable, cohort, full_seconds, known_devices
-from fedslice.slice import Values
+from fedslice.core import rng
+from fedslice.core.encodings import Floats
+from fedslice.core.message import Body, Fields
+from fedslice.core.message import Field as MessageField
+from fedslice.core.part import CHECKED, Count, NonNegative, Round, ServerRun, State
+from fedslice.core.slice import Slice
+from fedslice.core.spec import Spec
+from fedslice.select.base import Cohort
+from fedslice.select.budget import BySpeed, Known, Numbers, Share, Vector, affordable, cohort
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
-_STATE = ("utility", "last", "threshold", "history")
 _LEAST = 1e-300  # the weight of a client that is worth nothing: it comes last, but it comes
 
 
-@dataclass(config=CHECKED)
-class Oort(Select):
+@dataclass(frozen=True, config=CHECKED)
+class Oort(BySpeed):
     """Clients by utility, |B_i|·√(mean over B_i of squared losses)·(T/t_i)^(α·1[t_i > T]), from their last round.
 
     The mean square is over the samples that the client trained on in its last round, each with the loss it had before
     the step that it was part of. A client whose loss is not finite keeps its last finite one, and is worth nothing
     before it had any.
 
-    ``scheme="top"`` is S3's reading: after a first round of everyone the best in order, as many as the share ``budget``
-    of all parameters allows, where T is the ``budget``-quantile of all t_i. ``full`` is the published method, with a
-    cohort of ``budget``·N clients: a falling share of it goes to clients never seen, drawn by their numbers of samples;
-    the rest is drawn by score among those not much worse than the best. The score is the utility without its last
-    factor, capped, scaled to [0, 1], plus √(0.1·ln r / r_i) for a client last seen in round r_i, and then times that
-    factor. A pacer moves T. Defaults are those of the authors' code, for ``round_threshold`` and ``pacer_delta`` of
-    its successor FedScale.
+    ``scheme="top"`` is FedDD's reading: after a first round of everyone the best in order, as many as the share
+    ``budget`` of all parameters allows, where T is the ``budget``-quantile of all t_i. A client that enrols later comes
+    first until it has been invited; one that was invited and never had a finite loss comes last.
+
+    ``full`` is the published method, with a cohort of ``budget``·N clients: a falling share of it goes to clients never
+    seen, drawn by their numbers of samples; the rest is drawn by score among those not much worse than the best. The
+    score is the utility without its last factor, capped, scaled to [0, 1], plus √(0.1·ln r / r_i) for a client last
+    seen in round r_i, and then times that factor. A pacer moves T. Defaults are those of the authors' code, for
+    ``round_threshold`` and ``pacer_delta`` of its successor FedScale.
     """
 
     label = "oort"
-    squares = True
+    asked = ("pace", "held", "samples")
 
-    budget: Share = 0.6  # A, as for every method of S3
-    alpha: NonNegative = 2.0  # how much slowness costs; S3 gives 2
+    budget: Share = 0.6  # A, as for every method of FedDD
+    alpha: NonNegative = 2.0  # how much slowness costs; FedDD gives 2
     scheme: Literal["top", "full"] = "top"
     # The full scheme only:
     exploration: Chance = 0.9  # the cohort's share of clients never seen, before it falls
@@ -57,100 +66,148 @@ class Oort(Select):
     pacer_step: Count = 20  # every so many rounds it is looked whether T still suits
     pacer_delta: Percent = 5.0  # and moved by so many percentiles
 
-    def setup(self, world: World) -> None:
-        """Learn how long everybody takes; nobody has been seen yet."""
-        self._held = world.round_bytes().cpu().numpy()
-        self._seconds = full_seconds(world, known_devices(world, self.label))
-        self._samples = world.task.federation.train.sizes.cpu()
-        self._utility = torch.zeros(len(self._seconds), dtype=torch.float64)  # without the factor of slowness
-        self._last = torch.zeros(len(self._seconds), dtype=torch.int64)  # rounds count from 1 here; 0 is never
-        self._threshold = self.round_threshold
-        self._history = torch.zeros(0, dtype=torch.float64)  # mean utility of those seen before, round by round
+    @property
+    def provides(self) -> frozenset[str]:
+        """Clients report the mean squared loss of their samples."""
+        return frozenset({"squares"})
 
-    def choose(self, t: int, clients: int, seed: int) -> Cohort:
-        """The best, or a draw among the good and the unknown."""
+    def up_fields(self, spec: Spec, part: Slice) -> Fields:  # noqa: ARG002
+        """The mean squared loss, which may be broken."""
+        return {"squares": MessageField(Floats(spec.dtype, finite=False), shape=(1,))}
+
+    def server_state(self, run: ServerRun) -> Seen:
+        """Nobody has been seen yet."""
+        return Seen(run, self.round_threshold)
+
+    def leave(self, state: Seen, clients: Tensor, facts: Body) -> None:  # noqa: ARG002
+        """Who comes back is new."""
+        state.reach(clients)
+        state.utility[clients] = 0
+        state.last[clients] = 0
+
+    def choose(self, state: Seen, t: int) -> Cohort:
+        """Return the best, or a draw among the good and the unknown."""
+        known = Known.of(state.run)
         if self.scheme == "full":
-            return cohort(self._draw(t, seed))
+            return cohort(known.numbers[self._draw(state, known, t)])
         if t == 0:
-            return cohort(np.arange(clients))
-        utility = self._utility.numpy() * slowness(self._seconds, self.budget, self.alpha)
-        return cohort(affordable((-utility).argsort(kind="stable"), self._held, self.budget))
+            return cohort(known.numbers)
+        utility, _ = state.of(known.numbers)
+        worth = utility * slowness(known.seconds, self.budget, self.alpha)
+        order = np.lexsort((-worth, state.seen(known.numbers, t)))
+        return cohort(known.numbers[affordable(order, known.held, self.budget)])
 
-    def scores(self, t: int, clients: Numbers) -> Vector:
-        """What these clients, all seen before, are worth in round ``t`` of the full scheme."""
-        utility, last = self._utility.numpy()[clients], self._last.numpy()[clients]
+    def scores(self, state: Seen, known: Known, t: int, some: Numbers) -> Vector:
+        """Return what those in ``some`` positions, all seen before, are worth in round ``t`` of the full scheme."""
+        utility, last = state.of(known.numbers[some])
         capped = np.minimum(utility, np.quantile(utility, self.cap))
         low, high = capped.min(), capped.max()
         scaled = (capped - low) / (high - low if high > low else 1.0)
         uncertain = np.sqrt(0.1 * np.log(t + 1) / last)
-        found: Vector = (scaled + uncertain) * slowness(self._seconds, self._threshold / 100, self.alpha)[clients]
+        threshold = float(state.threshold) / 100
+        found: Vector = (scaled + uncertain) * slowness(known.seconds, threshold, self.alpha)[some]
         return found
 
-    def _draw(self, t: int, seed: int) -> Numbers:
-        """As many of the known as exploration leaves places for, or more where too few are unknown."""
-        last = self._last.numpy()
-        seen = (last > 0) & (last <= t)  # before this round, whatever happened since
-        known, unknown = np.flatnonzero(seen), np.flatnonzero(~seen)
-        size = max(round(self.budget * len(last)), 1)
+    def _draw(self, state: Seen, known: Known, t: int) -> Numbers:
+        """Return positions: as many of the seen as exploration leaves places for, or more where too few are unseen."""
+        seen = state.seen(known.numbers, t)
+        old, new = np.flatnonzero(seen), np.flatnonzero(~seen)
+        size = max(round(self.budget * len(seen)), 1)
         explore = max(self.exploration * self.exploration_decay ** (t + 1), self.exploration_min)
-        exploit = max(min(round(size * (1 - explore)), len(known)), size - len(unknown))
-        luck = rng.uniform(seed, rng.Purpose.COHORT, t, np.arange(len(last)))
-        fresh = _race(unknown, self._samples.numpy()[unknown], luck)[: size - exploit]
+        exploit = max(min(round(size * (1 - explore)), len(old)), size - len(new))
+        luck = rng.uniform(state.run.spec.seed, rng.Purpose.COHORT, t, known.numbers)
+        samples = state.run.enrolled.all_facts("samples")[:, 0].numpy()
+        fresh = _race(new, samples[new], luck)[: size - exploit]
         if not exploit:
             return fresh
-        scores = self.scores(t, known)
+        scores = self.scores(state, known, t, old)
         good = scores >= self.cut_off * np.sort(scores)[-exploit]
-        return np.concatenate([fresh, _race(known[good], scores[good], luck)[:exploit]])
+        return np.concatenate([fresh, _race(old[good], scores[good], luck)[:exploit]])
 
-    def observe(self, end: RoundEnd) -> None:
-        """Remember what the cohort was worth."""
-        who = end.clients.cpu()
-        assert end.squares is not None
-        utility = self._samples[who] * end.squares.cpu().double().sqrt()
+    def observe(self, state: Seen, end: Round) -> None:
+        """Remember what the cohort was worth; whoever was invited counts as seen, whatever came of it."""
+        invited, taken = end.invited.cpu(), end.taken.cpu()
+        state.reach(invited)
+        samples = state.run.enrolled.facts("samples", taken)[:, 0]
+        squares = end.told.get("squares", torch.zeros(0, 1))  # a round of which nothing was taken tells nothing
+        utility = samples * squares[:, 0].cpu().double().sqrt()
         usable = utility.isfinite()
         if self.scheme == "full":
-            self._pace(end.round + 1, utility[usable & (self._last[who] > 0)])
-        self._utility[who[usable]] = utility[usable]
-        self._last[who] = end.round + 1
+            self._pace(state, end.number + 1, utility[usable & (state.last[taken] > 0)])
+        state.utility[taken[usable]] = utility[usable]
+        state.last[invited] = end.number + 1
 
-    def _pace(self, done: int, utility: Tensor) -> None:
+    def _pace(self, state: Seen, done: int, utility: Tensor) -> None:
         """Let slower clients in when utility no longer changes, and fewer when it changes a lot."""
         mean = utility.mean() if len(utility) else utility.new_zeros(())
         step = self.pacer_step
-        self._history = torch.cat([self._history, mean[None]])[-2 * step :]
+        state.history = torch.cat([state.history, mean[None]])[-2 * step :]
         if done < 2 * step or done % step:
             return
-        before, now = float(self._history[:-step].sum()), float(self._history[-step:].sum())
+        before, now = float(state.history[:-step].sum()), float(state.history[-step:].sum())
         if abs(now - before) <= 0.1 * before:
-            self._threshold = min(self._threshold + self.pacer_delta, 100.0)
+            state.threshold = (state.threshold + self.pacer_delta).clamp(max=100.0)
         elif abs(now - before) >= 5 * before:
-            self._threshold = max(self._threshold - self.pacer_delta, self.pacer_delta)
+            state.threshold = (state.threshold - self.pacer_delta).clamp(min=self.pacer_delta)
 
-    def state_dict(self) -> Values:
-        """What is known of clients, and where the pacer stands."""
-        threshold = torch.tensor(self._threshold, dtype=torch.float64)
-        return {"utility": self._utility, "last": self._last, "threshold": threshold, "history": self._history}
+
+class Seen(State):
+    """What is known of clients, by their numbers, and where the pacer stands.
+
+    Args:
+        run: The server's side of the run.
+        threshold: T at first, as a percentile of all t_i.
+    """
+
+    saved = ("utility", "last", "threshold", "history")
+
+    def __init__(self, run: ServerRun, threshold: float):
+        super().__init__(run)
+        self.utility = torch.zeros(0, dtype=torch.float64)  # without the factor of slowness
+        self.last = torch.zeros(0, dtype=torch.int64)  # rounds count from 1 here; 0 is never
+        self.threshold = torch.tensor(threshold, dtype=torch.float64)
+        self.history = torch.zeros(0, dtype=torch.float64)  # mean utility of those seen before, round by round
+
+    def reach(self, clients: Tensor) -> None:
+        """Make room for clients with higher numbers than any before."""
+        more = int(clients.max()) + 1 - len(self.last) if len(clients) else 0
+        if more > 0:
+            self.utility = torch.cat([self.utility, self.utility.new_zeros(more)])
+            self.last = torch.cat([self.last, self.last.new_zeros(more)])
+
+    def of(self, clients: Numbers) -> tuple[Vector, Numbers]:
+        """Return utility and last round of these clients; zeros of clients that nobody has met."""
+        met = clients < len(self.last)
+        utility, last = np.zeros(len(clients)), np.zeros(len(clients), dtype=np.int64)
+        utility[met], last[met] = self.utility.numpy()[clients[met]], self.last.numpy()[clients[met]]
+        return utility, last
+
+    def seen(self, clients: Numbers, t: int) -> NDArray[np.bool_]:
+        """Return which of these clients were invited before round ``t``, whatever happened since."""
+        _, last = self.of(clients)
+        found: NDArray[np.bool_] = (last > 0) & (last <= t)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from saved knowledge of the same population."""
-        own = {name: value.to("cpu", copy=True) for name, value in self._own(state, _STATE).items()}
+        """Continue from saved knowledge."""
+        own = {name: value.to("cpu", copy=True) for name, value in state.items()}
         for name, mine in self.state_dict().items():
-            found = own.get(name, torch.zeros(0, 0))
-            shape = found.shape[:1] if name == "history" else mine.shape  # a history has any length
-            if found.dtype != mine.dtype or found.shape != shape:
-                raise ValueError(f"Oort needs a state {name!r} of {mine.dtype} and shape {tuple(shape)}")
-        self._utility, self._last, self._history = own["utility"], own["last"], own["history"]
-        self._threshold = float(own["threshold"])
+            found = own.get(name)
+            if found is None or found.dtype != mine.dtype or found.dim() != mine.dim():
+                raise ValueError(f"Oort needs a state {name!r} of {mine.dtype} with {mine.dim()} dimensions")
+        if len(own["utility"]) != len(own["last"]):
+            raise ValueError(f"Oort has {len(own['utility'])} clients in 'utility' and {len(own['last'])} in 'last'")
+        super().load_state_dict(own)
 
 
 def slowness(seconds: Vector, share: float, alpha: float) -> Vector:
-    """(T/t_i)^(α·1[t_i > T]), where T is the time in which this share of the clients is done."""
+    """Return (T/t_i)^(α·1[t_i > T]), where T is the time in which this share of the clients is done."""
     found: Vector = np.minimum(np.quantile(seconds, share) / seconds, 1.0) ** alpha
     return found
 
 
 def _race(clients: Numbers, weights: Vector, luck: Vector) -> Numbers:
-    """The clients as drawn one after the other without replacement, each in proportion to its weight.
+    """Return the clients as drawn one after the other without replacement, each in proportion to its weight.
 
     Every client gets an exponential time with its weight as the rate; the order of times is such a draw.
     """

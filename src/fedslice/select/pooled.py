@@ -1,21 +1,29 @@
 """CentralSGD: the reference in which all data lie in one place (S0, section 5.1)."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 from pydantic.dataclasses import dataclass
 
-from fedslice.parts import CHECKED, Count
+from fedslice.core.part import CHECKED, Count
 from fedslice.select.base import USUAL_COHORT, Cohort, Select
 from fedslice.task import Task
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Pooled(Select):
     """One client owns all samples and stands for a cohort: its batches are ``cohort`` (usually 50) times as large."""
 
     label = "pooled"
-    remote = False
 
     cohort: Count | None = None
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Nothing travels."""
+        return frozenset({"pools"})
 
     def population(self, task: Task) -> Task:
         """Everyone's samples in one hand."""
@@ -25,6 +33,6 @@ class Pooled(Select):
         """The pooled batch is K·B."""
         return self.cohort or USUAL_COHORT
 
-    def choose(self, t: int, clients: int, seed: int) -> Cohort:  # noqa: ARG002
+    def choose(self, state: Any, t: int) -> Cohort:  # noqa: ARG002
         """The only client there is."""
         return Cohort(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.parts import CHECKED, Positive
-from fedslice.server.base import Averaging, Fraction
+from fedslice.core.part import CHECKED, Positive
+from fedslice.server.base import Averages, Averaging, Fraction
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Adagrad(Averaging):
     """m ← β1·m + (1 − β1)·Δ, v ← v + Δ², X += η·m / (√v + τ): the rate of a coordinate only ever falls.
 
@@ -23,10 +23,10 @@ class Adagrad(Averaging):
     beta1: Fraction = 0.9
     tau: Positive = 1e-3
 
-    def move(self, name: str, update: Tensor, share: float) -> Tensor:  # noqa: ARG002
+    def move(self, state: Averages, name: str, update: Tensor, share: float) -> Tensor:  # noqa: ARG002
         """One adaptive step."""
-        first = self.average("m", name, update).lerp_(update, 1 - self.beta1)
-        second = self.average("v", name, update, self.tau**2)
+        first = state.get("m", name, update).lerp_(update, 1 - self.beta1)
+        second = state.get("v", name, update, self.tau**2)
         self.follow(second, update.square())
         return self.server_lr * first / (second.sqrt() + self.tau)
 
@@ -35,7 +35,7 @@ class Adagrad(Averaging):
         second.add_(square)
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Adam(Adagrad):
     """v ← β2·v + (1 − β2)·Δ²: old squares fade."""
 
@@ -48,7 +48,7 @@ class Adam(Adagrad):
         second.lerp_(square, 1 - self.beta2)
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Yogi(Adam):
     """v ← v − (1 − β2)·Δ²·sign(v − Δ²): the second moment changes by no more than the update's square."""
 

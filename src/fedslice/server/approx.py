@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.parts import CHECKED, Positive
-from fedslice.server.base import Averaging
+from fedslice.core.part import CHECKED, Positive
+from fedslice.server.base import Averages, Averaging
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class ScaffoldApprox(Averaging):
     """Δ ← (1 − K/N)·Δ + (K/N)·Δ_round, X += η·Δ; the first round's Δ is its own.
 
@@ -21,8 +21,8 @@ class ScaffoldApprox(Averaging):
 
     server_lr: Positive = 1.0
 
-    def move(self, name: str, update: Tensor, share: float) -> Tensor:
+    def move(self, state: Averages, name: str, update: Tensor, share: float) -> Tensor:
         """One step along the renewed average."""
-        if f"update.{name}" not in self._averages:
+        if f"update.{name}" not in state.averages:
             share = 1.0
-        return self.server_lr * self.average("update", name, update).lerp_(update, share)
+        return self.server_lr * state.get("update", name, update).lerp_(update, share)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.errors import UserError
-from fedslice.parts import CHECKED
-from fedslice.server.base import Averaging
-
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
+from fedslice.core.capabilities import Rule
+from fedslice.core.part import CHECKED
+from fedslice.server.base import Averages, Averaging
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Drift(Averaging):
     """d ← d + (K/N)·Δ, X += Δ + d, where Δ is the mean update: d is the mean over all N clients of the sum of updates.
 
@@ -26,20 +23,28 @@ class Drift(Averaging):
     label = "drift"
     kinds = ("drift",)
 
-    def check(self, recipe: Recipe) -> None:
-        """Refuse clients without a drift, and a mean whose divisor changes from round to round."""
-        if not recipe.local.accumulates:
-            raise UserError(
-                f"server=drift adds up the drift of clients, and local={recipe.local.label} has none; use "
-                "local=feddyn or local=feddc, or server=sgd."
-            )
-        if recipe.combine.per_holder:
-            raise UserError(
-                "server=drift needs a step that is a share of all clients' updates, and "
-                f"combine={recipe.combine.label} divides each coordinate by the round's senders; use combine=mean "
-                "or combine=heat."
-            )
+    @property
+    def provides(self) -> frozenset[str]:
+        """The clients' mean drift is added."""
+        return frozenset({"adds-drift"})
 
-    def move(self, name: str, update: Tensor, share: float) -> Tensor:
+    def rules(self) -> Iterable[Rule]:
+        """Refuse clients without a drift, and a mean whose divisor changes from round to round."""
+        yield Rule(
+            "local",
+            "accumulates",
+            True,
+            "server=drift adds up the drift of clients, and local={label} has none; use local=feddyn or "
+            "local=feddc, or server=sgd.",
+        )
+        yield Rule(
+            "combine",
+            "per-sender",
+            False,
+            "server=drift needs a step that is a share of all clients' updates, and combine={label} divides each "
+            "coordinate by the round's senders; use combine=mean or combine=heat.",
+        )
+
+    def move(self, state: Averages, name: str, update: Tensor, share: float) -> Tensor:
         """One step to the clients' mean, and as far again as they drifted."""
-        return update + self.average("drift", name, update).add_(update, alpha=share)
+        return update + state.get("drift", name, update).add_(update, alpha=share)

@@ -3,11 +3,11 @@
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.parts import CHECKED, Positive
-from fedslice.server.base import Averaging, Fraction
+from fedslice.core.part import CHECKED, Positive
+from fedslice.server.base import Averages, Averaging, Fraction
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class Momentum(Averaging):
     """m ← β·m + Δ, X += η·m."""
 
@@ -17,6 +17,6 @@ class Momentum(Averaging):
     server_lr: Positive = 1.0
     momentum: Fraction = 0.9
 
-    def move(self, name: str, update: Tensor, share: float) -> Tensor:  # noqa: ARG002
+    def move(self, state: Averages, name: str, update: Tensor, share: float) -> Tensor:  # noqa: ARG002
         """One step along the momentum."""
-        return self.server_lr * self.average("momentum", name, update).mul_(self.momentum).add_(update)
+        return self.server_lr * state.get("momentum", name, update).mul_(self.momentum).add_(update)

@@ -1,14 +1,18 @@
 """The plain step of FedAvg and FedSubAvg."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from pydantic.dataclasses import dataclass
 
-from fedslice.messages import Step
-from fedslice.parts import CHECKED, Positive
+from fedslice.core.part import CHECKED, Positive
+from fedslice.core.slice import Values
+from fedslice.core.update import Step
 from fedslice.server.base import Server
-from fedslice.slice import Values
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class ServerSGD(Server):
     """X += η·step, on the rows that changed and nowhere else."""
 
@@ -16,14 +20,15 @@ class ServerSGD(Server):
 
     server_lr: Positive = 1.0
 
-    def step(self, model: Values, step: Step, share: float) -> Step:  # noqa: ARG002
+    @property
+    def rate(self) -> float:
+        """η."""
+        return self.server_lr
+
+    def step(self, state: Any, model: Values, step: Step, share: float) -> Step:  # noqa: ARG002
         """Add the step, row by row."""
         change: Step = {}
-        for name, (rows, values) in step.items():
-            delta = values * self.server_lr if self.server_lr != 1.0 else values
-            if rows is None:
-                model[name].add_(delta)
-            else:
-                model[name].index_add_(0, rows, delta)
-            change[name] = rows, delta
+        for name, delta in step.items():
+            change[name] = delta.map(lambda values: values * self.server_lr) if self.server_lr != 1.0 else delta
+            change[name].add_to(model[name])
         return change

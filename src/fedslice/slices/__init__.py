@@ -1,7 +1,7 @@
 """``slices``: which coordinates does a client hold and exchange?"""
 
 from fedslice.slices.base import Slices
-from fedslice.slices.channels import ChannelDropout
+from fedslice.slices.channel_dropout import ChannelDropout
 from fedslice.slices.rows import FeatureRows
 from fedslice.slices.shared import Shared
 from fedslice.slices.whole import Whole

@@ -1,89 +1,97 @@
-"""The four questions about a client and a round: what does it hold, what comes down, what goes up, what is kept?"""
+"""The interface of ``slices``: what does a client hold, what comes down, what goes up, what is kept?"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from fedslice.errors import UserError
-from fedslice.panel import Panel, histogram
-from fedslice.parts import Part, World
-from fedslice.slice import Shapes, Slice, Values
-
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
-
-_AT_ONCE = 4096  # clients whose slices are looked at together
+from fedslice.core.capabilities import Rule, once_a_round
+from fedslice.core.message import Body, Fields
+from fedslice.core.part import Part
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
 
 
 class Slices(Part):
-    """Which coordinates a client holds and exchanges. The default: all of them, and it remembers nothing."""
+    """Which coordinates a client holds and exchanges. The default: all of them, and it remembers nothing.
 
-    # May a client start from values on what it uploads that differ from the server's? Then an upload means values,
-    # not a difference to something both sides know.
-    stale: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False  # does a client keep anything between its rounds?
-    narrows: ClassVar[bool] = False  # may layers have fewer outputs and inputs with one client than with another?
+    Both sides know every slice of a round, each from what it has: the server from enrolment, request and upload, the
+    client from its data and its memory.
+    """
 
-    _shapes: Shapes
-    _population: int
-    _itemsize: int
-
-    def check(self, recipe: Recipe) -> None:
+    def rules(self) -> Iterable[Rule]:
         """Refuse what cannot carry this part's uploads or would write one client's memory twice in a round."""
-        if self.stale and not recipe.codec.carries_values:
-            raise UserError(
-                f"slices={self.label} uploads values of parts that only the client knows, but codec="
-                f"{recipe.codec.label} sends differences to what both sides know; use codec=dense."
+        if "stale" in self.provides:
+            yield Rule(
+                "codec",
+                "carries-values",
+                True,
+                f"slices={self.label} uploads values of parts that only the client knows, but codec={{label}} sends "
+                "differences to what both sides know; use codec=dense.",
             )
-        if self.remembers:
-            self._once_a_round("slices", recipe)
+        if "remembers" in self.provides:
+            yield once_a_round("slices", self.label)
 
-    @property
-    def sends_all(self) -> bool:
-        """Does all that a client holds go up?"""
-        return True
+    # --- the client's side
 
-    def setup(self, world: World) -> None:
-        """Learn the model's shapes and the population."""
-        self._shapes = world.task.shapes
-        self._population, self._itemsize = len(world.task.federation), world.task.itemsize
+    def hold(self, memory: Any, t: int, clients: Tensor) -> Slice:  # noqa: ARG002
+        """Return what these clients train in round ``t``."""
+        return Slice.whole(len(clients), memory.run.spec.shapes)
 
-    def panels(self) -> list[Panel]:
-        """What clients hold, if it is not the same for all."""
-        bytes_ = self.held() * self._itemsize
-        low, high = int(bytes_.min()), int(bytes_.max())
-        if low == high:
-            return []
-        whole = sum(shape.numel() for shape in self._shapes.values()) * self._itemsize
-        note = (
-            f"Values that a client holds: {low / 1000:,.1f} to {high / 1000:,.1f} kB, "
-            f"{float(bytes_.double().mean()) / whole:.2%} of the model's {whole / 1000:,.1f} kB on average."
-        )
-        return [histogram("Slice sizes", bytes_ / 1000, "slice (kB)", note=note)]
+    def held(self, memory: Any, clients: Tensor) -> Tensor:
+        """Return how many values each of these clients holds, whatever the round [clients]."""
+        return self.hold(memory, 0, clients).numbers()
 
-    def held(self) -> Tensor:
-        """How many values each client of the population holds."""
-        some = torch.arange(self._population).split(_AT_ONCE)
-        return torch.cat([self.hold(0, clients).numbers() for clients in some])
+    def request(self, memory: Any, t: int, clients: Tensor, hold: Slice) -> Body:  # noqa: ARG002
+        """Return the entries of :meth:`request_fields`: what the server needs to know of ``hold``."""
+        return {}
 
-    def hold(self, t: int, clients: Tensor) -> Slice:  # noqa: ARG002
-        """What these clients train."""
-        return Slice.whole(len(clients), self._shapes)
-
-    def down(self, t: int, clients: Tensor, hold: Slice) -> Slice:  # noqa: ARG002
-        """What the server sends them."""
+    def came(self, memory: Any, t: int, clients: Tensor, hold: Slice) -> Slice:  # noqa: ARG002
+        """Return what comes down to these clients, as :meth:`down` has it on the server."""
         return hold
 
-    def up(self, t: int, clients: Tensor, hold: Slice, start: Values, end: Values) -> Slice:  # noqa: ARG002
-        """What they send back; asked after training."""
+    def up(
+        self,
+        memory: Any,  # noqa: ARG002
+        t: int,  # noqa: ARG002
+        clients: Tensor,  # noqa: ARG002
+        hold: Slice,
+        start: Values,  # noqa: ARG002
+        end: Values,  # noqa: ARG002
+        came: Body,  # noqa: ARG002
+    ) -> tuple[Slice, Body]:
+        """Return what goes up, after training, and the entries of :meth:`up_ids`."""
+        return hold, {}
+
+    # --- the server's side
+
+    def requested(self, state: Any, t: int, clients: Tensor, request: Body) -> Slice:  # noqa: ARG002
+        """Return what these clients hold in round ``t``."""
+        return Slice.whole(len(clients), state.run.spec.shapes)
+
+    def down(self, state: Any, t: int, clients: Tensor, hold: Slice) -> Slice:  # noqa: ARG002
+        """Return what is sent to these clients."""
         return hold
 
-    def sent(self, clients: Tensor, up: Slice, taken: Tensor) -> None:
-        """These clients have uploaded ``up``; what some of them sent was not ``taken`` in."""
+    def sent(self, state: Any, t: int, clients: Tensor, hold: Slice, upload: Body) -> Slice:  # noqa: ARG002
+        """Return what these clients have sent."""
+        return hold
 
-    def kept(self) -> frozenset[str]:
-        """The parameters whose values a client remembers between its rounds."""
+    def taken(self, state: Any, clients: Tensor, up: Slice, taken: Tensor) -> None:
+        """Note that the uploads of those ``taken`` [clients] are part of the round."""
+
+    # --- what both sides derive
+
+    def request_fields(self, spec: Spec) -> Fields:  # noqa: ARG002
+        """Return the fields of the request."""
+        return {}
+
+    def up_ids(self, spec: Spec, hold: Slice) -> Fields:  # noqa: ARG002
+        """Return the fields, all of them ``Ids``, that name what goes up of what is held."""
+        return {}
+
+    def kept(self, spec: Spec) -> frozenset[str]:  # noqa: ARG002
+        """Return the parameters whose values a client remembers between its rounds."""
         return frozenset()

@@ -1,34 +1,66 @@
-"""Feature rows: a client's submodel of S0, section 2."""
+"""Feature rows: a client's submodel in FedSubAvg.
+
+Federated Submodel Optimization for Hot and Cold Data Features
+    Yucheng Ding, Chaoyue Niu, Fan Wu, Shaojie Tang, Chengfei Lv, Yanghe Feng, Guihai Chen. NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.errors import UserError
-from fedslice.parts import CHECKED, World
-from fedslice.slice import Axis, Slice
+from fedslice.core.errors import UserError
+from fedslice.core.facts import row_fields, row_name
+from fedslice.core.message import Body, Fields
+from fedslice.core.part import CHECKED, ServerRun, State
+from fedslice.core.slice import Axis, Slice
+from fedslice.core.spec import Spec
 from fedslice.slices.base import Slices
-from fedslice.tables import IndexSets
 
 
-@dataclass(config=CHECKED)
+@dataclass(frozen=True, config=CHECKED)
 class FeatureRows(Slices):
-    """Dense parameters in full, and of each table the rows of the client's own features, S(i)."""
+    """Send dense parameters in full, and of each table the rows of the client's own features, S(i).
+
+    A client names its rows in every request, once for all tables that the same features index.
+    """
 
     label = "feature-rows"
 
-    def setup(self, world: World) -> None:
+    @property
+    def provides(self) -> frozenset[str]:
+        """All that is held goes up."""
+        return frozenset({"sends-all"})
+
+    def server_state(self, run: ServerRun) -> State:
         """Refuse a task without tables: there would be no rows to choose from."""
-        super().setup(world)
-        if not world.task.index_sets:
+        if not run.spec.groups:
             raise UserError(
-                f"slices={self.label} needs a task with tables, and task {world.task.name!r} has none; name them in "
+                f"slices={self.label} needs a task with tables, and task {run.spec.name!r} has none; name them in "
                 "Task(tables=...), or use slices=whole."
             )
-        self._index_sets: list[IndexSets] = world.task.index_sets
+        return State(run)
 
-    def hold(self, t: int, clients: Tensor) -> Slice:
+    def hold(self, memory: Any, t: int, clients: Tensor) -> Slice:  # noqa: ARG002
         """X_{S(i)} (algorithm 1, line 12)."""
         axes: dict[str, Axis | None] = {}
-        for sets in self._index_sets:
+        for sets in memory.run.task.index_sets:
             axes |= dict.fromkeys(sets.tables, sets.axis(clients))
-        return super().hold(t, clients).replace(axes)
+        return Slice.whole(len(clients), memory.run.spec.shapes).replace(axes)
+
+    def request(self, memory: Any, t: int, clients: Tensor, hold: Slice) -> Body:  # noqa: ARG002
+        """The rows of each group."""
+        return {row_name(group.name): hold.axes[group.name][0] for group in memory.run.spec.groups}
+
+    def requested(self, state: Any, t: int, clients: Tensor, request: Body) -> Slice:  # noqa: ARG002
+        """The rows that were named, and everything else."""
+        axes: dict[str, Axis | None] = {}
+        for group in state.run.spec.groups:
+            axes |= dict.fromkeys(group.tables, request[row_name(group.name)])
+        return Slice.whole(len(clients), state.run.spec.shapes).replace(axes)
+
+    def request_fields(self, spec: Spec) -> Fields:
+        """A field of row numbers per group of tables."""
+        return row_fields(spec)

@@ -1,45 +1,81 @@
-"""Shared blocks: some parameters are exchanged, the rest is the client's own (S2, section 1)."""
+"""Shared blocks: some parameters are exchanged, the rest is the client's own (FDRL, section 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated
+from functools import cache
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from fedslice.errors import UserError, shown, unknown
-from fedslice.local.fdrl import ENCODERS
-from fedslice.local.head import head
+from fedslice.core.capabilities import Rule
+from fedslice.core.errors import UserError, shown, unknown
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body, Fields
+from fedslice.core.part import CHECKED, ClientRun, Round, ServerRun, State
+from fedslice.core.slice import Slice, Values
+from fedslice.core.spec import Spec
+from fedslice.models.discriminative import ENCODERS
 from fedslice.models.images import PAIRS, ImageClassifier
 from fedslice.models.resnet import ResNet
+from fedslice.network.head import head
 from fedslice.panel import Panel
-from fedslice.parts import CHECKED, RoundEnd, World
 from fedslice.settings import first_problem, pairs
-from fedslice.slice import Slice, Values
 from fedslice.slices.base import Slices
-from fedslice.slices.channels import ChannelDropout
+from fedslice.slices.channel_dropout import ChannelDropout
 from fedslice.slices.rows import FeatureRows
 from fedslice.slices.whole import Whole
 from fedslice.slices.width import Width
-from fedslice.task import Task
-
-if TYPE_CHECKING:
-    from fedslice.recipe import Recipe
 
 INNER: dict[str, type[Slices]] = {kind.label: kind for kind in (Whole, FeatureRows, ChannelDropout, Width)}
 _NOTHING = "none"  # which a command line reads as no value at all
 Patterns = Annotated[str, BeforeValidator(lambda given: _NOTHING if given is None else given), Field(min_length=1)]
+_INNER = "inner."  # before the names of the inner part's state
 
 
-@dataclass(config=CHECKED)
+class SharedState(State):
+    """The state of the inner part."""
+
+    def __init__(self, run: ServerRun, inner: Any, names: list[str]):
+        super().__init__(run)
+        self.inner = inner
+        self.names = names
+
+    def state_dict(self) -> Values:
+        """What rounds have changed."""
+        return {f"{_INNER}{name}": value for name, value in self.inner.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state."""
+        self.inner.load_state_dict(_own(state))
+
+    def facts_dict(self) -> Values:
+        """What enrolments have changed."""
+        return {f"{_INNER}{name}": value for name, value in self.inner.facts_dict().items()}
+
+    def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue with saved facts."""
+        self.inner.load_facts_dict(_own(state))
+
+
+class SharedMemory(Memory):
+    """The memory of the inner part, and the private block."""
+
+    def __init__(self, run: ClientRun, place: str, inner: Any, names: list[str]):
+        super().__init__(run, place)
+        self.inner = inner
+        self.names = names
+
+
+@dataclass(frozen=True, config=CHECKED)
 class Shared(Slices):
     """Parameters whose names match ``patterns`` (separated by commas) travel; all others never leave the client.
 
     In place of a pattern may stand ``body``, all but the last Linear layer, ``head``, the last Linear layer, or
-    ``none``: nothing travels.
+    ``none``: nothing travels. A client is sent the initial values of its private parameters once, when it is new.
 
     ``inner`` is another part, by its name and settings as on a command line (``channel-dropout budget=0.5``). A client
     holds what that part says, of a private table its own rows for example, and exchanges of it what it says and is
@@ -47,7 +83,6 @@ class Shared(Slices):
     """
 
     label = "shared"
-    remembers = True
 
     patterns: Patterns = "shared.*"
     inner: str = Whole.label
@@ -58,120 +93,210 @@ class Shared(Slices):
         _build(text)
         return text
 
-    def __post_init__(self) -> None:
-        self._inner = _build(self.inner)
-
     @property
-    def stale(self) -> bool:  # type: ignore[override]
+    def provides(self) -> frozenset[str]:
         """What the inner part says of what travels; of the rest the server knows nothing."""
-        return self._inner.stale
+        nothing = {"nothing"} if self.patterns == _NOTHING else set()
+        return (self.part.provides & {"stale", "narrows", "redraws"}) | {"remembers"} | nothing
 
-    @property
-    def narrows(self) -> bool:  # type: ignore[override]
-        """As the inner part does."""
-        return self._inner.narrows
-
-    @property
-    def sends_all(self) -> bool:
-        """Private parameters stay at home."""
-        return False
-
-    def check(self, recipe: Recipe) -> None:
+    def rules(self) -> Iterable[Rule]:
         """Refuse to compress nothing, and private parts whose size changes from round to round."""
-        super().check(recipe)
-        if isinstance(self._inner, Width) and self._inner.drawn:
-            raise UserError(
-                "slices=shared keeps a client's private layers, which inner='width drawn=true' would cut anew in every "
-                "round; leave drawn out."
-            )
-        if self.patterns == _NOTHING and not recipe.codec.exact:
-            raise UserError(
-                f"slices=shared with patterns=none sends nothing, and codec={recipe.codec.label} has nothing to "
-                "compress; use codec=dense."
+        yield from super().rules()
+        yield Rule(
+            "slices",
+            "redraws",
+            False,
+            "slices=shared keeps a client's private layers, which inner='width drawn=true' would cut anew in every "
+            "round; leave drawn out.",
+        )
+        if self.patterns == _NOTHING:
+            yield Rule(
+                "codec",
+                "exact",
+                True,
+                "slices=shared with patterns=none sends nothing, and codec={label} has nothing to compress; use "
+                "codec=dense.",
             )
 
-    def setup(self, world: World) -> None:
+    @property
+    def part(self) -> Slices:
+        """The inner part."""
+        return _build(self.inner)
+
+    def names(self, spec: Spec) -> list[str]:
+        """Return the parameters that travel.
+
+        Raises:
+            UserError: If a pattern matches nothing.
+        """
+
+        def sort() -> list[str]:
+            wanted = [name for pattern in self.patterns.split(",") for name in _matching(pattern.strip(), spec)]
+            return [name for name in spec.shapes if name in wanted]
+
+        return spec.once((Shared, self.patterns), sort)
+
+    # --- the client's side
+
+    def client_memory(self, run: ClientRun, place: str) -> SharedMemory:
         """Sort the parameters; a pattern that matches nothing is refused."""
-        super().setup(world)
-        self._inner.setup(world)
-        wanted = [name for pattern in self.patterns.split(",") for name in _matching(pattern.strip(), world.task)]
-        self._shared = [name for name in self._shapes if name in wanted]
+        return SharedMemory(run, place, self.part.client_memory(run, f"{place}.inner"), self.names(run.spec))
 
-    def observe(self, end: RoundEnd) -> None:
+    def introduce(self, memory: SharedMemory, clients: Tensor) -> Body:
         """For the inner part."""
-        self._inner.observe(end)
+        return self.part.introduce(memory.inner, clients)
 
-    def held(self) -> Tensor:
+    def held(self, memory: SharedMemory, clients: Tensor) -> Tensor:
         """What the inner part lets a client hold, private parameters included."""
-        return self._inner.held()
+        return self.part.held(memory.inner, clients)
 
-    def hold(self, t: int, clients: Tensor) -> Slice:
+    def hold(self, memory: SharedMemory, t: int, clients: Tensor) -> Slice:
         """The same."""
-        return self._inner.hold(t, clients)
+        return self.part.hold(memory.inner, t, clients)
 
-    def down(self, t: int, clients: Tensor, hold: Slice) -> Slice:
-        """The shared block, as far as the inner part sends it."""
-        return self._inner.down(t, clients, hold).only(self._shared)
-
-    def up(self, t: int, clients: Tensor, hold: Slice, start: Values, end: Values) -> Slice:
-        """The shared block, as far as the inner part sends it, and nothing else ever."""
-        return self._inner.up(t, clients, hold, start, end).only(self._shared)
-
-    def sent(self, clients: Tensor, up: Slice, taken: Tensor) -> None:
-        """For the inner part, to which all that is private is as if it had gone up: it never comes down."""
-        whole = Slice.whole(len(clients), self._shapes)
-        self._inner.sent(clients, Slice(len(clients), self._shapes, whole.axes | up.axes), taken)
-
-    def kept(self) -> frozenset[str]:
-        """The private block, and what the inner part keeps."""
-        return (frozenset(self._shapes) - frozenset(self._shared)) | self._inner.kept()
-
-    def panels(self) -> list[Panel]:
-        """Those of the inner part."""
-        return self._inner.panels()
-
-    def state_dict(self) -> Values:
+    def request(self, memory: SharedMemory, t: int, clients: Tensor, hold: Slice) -> Body:
         """That of the inner part."""
-        return self._inner.state_dict()
+        return self.part.request(memory.inner, t, clients, hold)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue with it."""
-        self._inner.load_state_dict(state)
+    def came(self, memory: SharedMemory, t: int, clients: Tensor, hold: Slice) -> Slice:
+        """The shared block, as far as the inner part sends it."""
+        return self.part.came(memory.inner, t, clients, hold.only(memory.names))
+
+    def up(
+        self,
+        memory: SharedMemory,
+        t: int,
+        clients: Tensor,
+        hold: Slice,
+        start: Values,
+        end: Values,
+        came: Body,
+    ) -> tuple[Slice, Body]:
+        """The shared block, as far as the inner part sends it, and nothing else ever."""
+        return self.part.up(memory.inner, t, clients, hold.only(memory.names), start, end, came)
+
+    # --- the server's side
+
+    def server_state(self, run: ServerRun) -> SharedState:
+        """Sort the parameters; a pattern that matches nothing is refused."""
+        return SharedState(run, self.part.server_state(run), self.names(run.spec))
+
+    def enrol(self, state: SharedState, clients: Tensor, facts: Body) -> None:
+        """For the inner part."""
+        self.part.enrol(state.inner, clients, facts)
+
+    def leave(self, state: SharedState, clients: Tensor, facts: Body) -> None:
+        """For the inner part."""
+        self.part.leave(state.inner, clients, facts)
+
+    def requested(self, state: SharedState, t: int, clients: Tensor, request: Body) -> Slice:
+        """What the inner part lets a client hold."""
+        return self.part.requested(state.inner, t, clients, request)
+
+    def down(self, state: SharedState, t: int, clients: Tensor, hold: Slice) -> Slice:
+        """The shared block, as far as the inner part sends it."""
+        return self.part.down(state.inner, t, clients, hold.only(state.names))
+
+    def tell(self, state: SharedState, t: int, clients: Tensor, part: Slice) -> Body:
+        """That of the inner part, of the shared block."""
+        return self.part.tell(state.inner, t, clients, part)
+
+    def sent(self, state: SharedState, t: int, clients: Tensor, hold: Slice, upload: Body) -> Slice:
+        """The shared block, as far as the inner part sends it."""
+        return self.part.sent(state.inner, t, clients, hold.only(state.names), upload)
+
+    def taken(self, state: SharedState, clients: Tensor, up: Slice, taken: Tensor) -> None:
+        """For the inner part."""
+        self.part.taken(state.inner, clients, up, taken)
+
+    def forget(self, state: SharedState, clients: Tensor) -> None:
+        """For the inner part."""
+        self.part.forget(state.inner, clients)
+
+    def observe(self, state: SharedState, end: Round) -> None:
+        """For the inner part."""
+        self.part.observe(state.inner, end)
+
+    def panels(self, state: SharedState) -> list[Panel]:
+        """Those of the inner part."""
+        return self.part.panels(state.inner)
+
+    # --- what both sides derive
+
+    def facts(self, spec: Spec) -> Fields:
+        """Those of the inner part."""
+        return self.part.facts(spec)
+
+    def initial(self, spec: Spec) -> frozenset[str]:
+        """The private block, which never comes down else."""
+        return self._private(spec) | self.part.initial(spec)
+
+    def request_fields(self, spec: Spec) -> Fields:
+        """Those of the inner part."""
+        return self.part.request_fields(spec)
+
+    def down_fields(self, spec: Spec, part: Slice) -> Fields:
+        """Those of the inner part, of the shared block."""
+        return self.part.down_fields(spec, part)
+
+    def up_ids(self, spec: Spec, hold: Slice) -> Fields:
+        """Those of the inner part, of the shared block."""
+        return self.part.up_ids(spec, hold.only(self.names(spec)))
+
+    def up_fields(self, spec: Spec, part: Slice) -> Fields:
+        """Those of the inner part, of the shared block."""
+        return self.part.up_fields(spec, part)
+
+    def kept(self, spec: Spec) -> frozenset[str]:
+        """The private block, and what the inner part keeps."""
+        return self._private(spec) | self.part.kept(spec)
+
+    def _private(self, spec: Spec) -> frozenset[str]:
+        return frozenset(spec.shapes) - frozenset(self.names(spec))
 
 
-def _matching(pattern: str, task: Task) -> list[str]:
+def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inner part's state out of that of the whole."""
+    for name in state:
+        if not name.startswith(_INNER):
+            raise ValueError(f"slices=shared has no state {name!r}; it has that of its inner part, {_INNER}...")
+    return {name.removeprefix(_INNER): value for name, value in state.items()}
+
+
+def _matching(pattern: str, spec: Spec) -> list[str]:
     """The parameters that a pattern, or a word in its place, names."""
     if pattern == _NOTHING:
         return []
     if pattern in ("body", "head"):
         try:
-            last = head(task).parameters(task)
+            last = head(spec).parameters(spec)
         except UserError:
             raise UserError(
                 f"slices=shared: patterns={pattern} needs a Linear layer that is trained, and "
-                f"{type(task.module).__name__} has none; name parameters, as in patterns='{next(iter(task.shapes))}'."
+                f"{type(spec.module).__name__} has none; name parameters, as in patterns='{next(iter(spec.shapes))}'."
             ) from None
-        return last if pattern == "head" else [name for name in task.shapes if name not in last]
-    found = [name for name in task.shapes if fnmatchcase(name, pattern)]
+        return last if pattern == "head" else [name for name in spec.shapes if name not in last]
+    found = [name for name in spec.shapes if fnmatchcase(name, pattern)]
     if not found:
         raise UserError(
-            f"slices=shared: no parameter matches {shown(pattern)}; the model has {', '.join(task.shapes)}; give "
-            f"patterns that match some of them, or {_model_with(pattern, task)}."
+            f"slices=shared: no parameter matches {shown(pattern)}; the model has {', '.join(spec.shapes)}; give "
+            f"patterns that match some of them, or {_model_with(pattern, spec.module)}."
         )
     return found
 
 
-def _model_with(pattern: str, task: Task) -> str:
+def _model_with(pattern: str, module: nn.Module) -> str:
     """Words for a model whose parameters match a pattern that those of this one do not."""
     encoder = pattern.partition(".")[0]
     if encoder not in ENCODERS:
         return "a model with a part of that name"
-    if isinstance(task.module, ImageClassifier | ResNet):
-        deep = any(isinstance(layer, nn.Conv2d) for layer in task.module.modules())
+    if isinstance(module, ImageClassifier | ResNet):
+        deep = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         return f"a model with two encoders: model={'fdrl-cnn' if deep else 'fdrl-mlp'} (there are {', '.join(PAIRS)})"
     return "a model with two encoders: build it with fedslice.models.discriminative.Discriminative"
 
 
+@cache
 def _build(text: str) -> Slices:
     """The inner part from its name and ``key=value`` words."""
     name, *words = text.split() or [""]

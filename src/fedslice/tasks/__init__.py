@@ -1,6 +1,6 @@
 """The tasks that come with the library, by name."""
 
-from fedslice.errors import unknown
+from fedslice.core.errors import unknown
 from fedslice.tasks import agnews, amazon, example1, hotcold, images, movielens, renttherunway, sent140, taobao
 from fedslice.tasks.entry import Entry
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.settings import concerned, first_problem
 from fedslice.task import Task
 

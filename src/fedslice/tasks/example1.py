@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedslice.errors import UserError
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options

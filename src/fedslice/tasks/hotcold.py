@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedslice import rng
-from fedslice.errors import UserError
+from fedslice.core import rng
+from fedslice.core.errors import UserError
 from fedslice.federation import Federation
 from fedslice.measure import accuracy, auc
 from fedslice.task import Task

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedslice.core.errors import UserError
 from fedslice.datasets import planted, text
-from fedslice.errors import UserError
 from fedslice.federation import Federation, Ragged
 from fedslice.measure import accuracy, auc
 from fedslice.models import SentimentLSTM

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedslice import rng
-from fedslice.errors import UserError
+from fedslice.core import rng
+from fedslice.core.errors import UserError
 from fedslice.partition import Ints, Way, held_out, partition, shards
 from fedslice.tasks.entry import Options, Seed
 

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedslice import rng
+from fedslice.core import rng
+from fedslice.core.errors import UserError
 from fedslice.datasets import clicks as generated
 from fedslice.datasets import taobao
-from fedslice.errors import UserError
 from fedslice.federation import Federation, Ragged
 from fedslice.measure import accuracy, auc
 from fedslice.models import DIN

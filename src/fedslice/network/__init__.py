@@ -1,0 +1,1 @@
+"""What we must know of a user's network."""

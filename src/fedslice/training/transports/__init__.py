@@ -1,0 +1,1 @@
+"""Carriers of messages between a server and clients. None of them knows a method."""

@@ -1,0 +1,92 @@
+"""What a chunk of clients trains on in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedslice.core.memory import Memory
+from fedslice.core.message import Body
+from fedslice.core.slice import Slice, Values
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's samples for every client of a chunk: [clients, batch, …]."""
+
+    features: dict[str, Tensor]
+    label: Tensor
+    share: Tensor  # what each sample weighs in its client's mean
+
+
+@dataclass(frozen=True)
+class Work:
+    """A chunk of clients, ready to train.
+
+    Args:
+        round: The round.
+        clients: Their numbers [clients].
+        draws: Tells apart the appearances of a client in a round [clients].
+        hold: What the method says that a client holds.
+        down: What came down of it.
+        layout: Where the trained values sit. It may be less than ``hold``: rows that no batch names cannot change.
+        start: The values that training begins with, on the layout.
+        aside: What the local method uses in its steps besides, on the layout.
+        reach: The sum of each client's step sizes [clients].
+        features: Batches [clients, steps, batch, ...].
+        label: The same of labels.
+        real: Which places of a batch are samples and not filled up [clients, steps, batch].
+        squares: Whether the mean squared loss of each client's samples is asked for.
+        came: Everything that came down.
+        memory: The local method's memory.
+    """
+
+    round: int
+    clients: Tensor
+    draws: Tensor
+    hold: Slice
+    down: Slice
+    layout: Slice
+    start: Values
+    aside: Values
+    reach: Tensor
+    features: dict[str, Tensor]
+    label: Tensor
+    real: Tensor
+    squares: bool
+    came: Body
+    memory: Memory
+
+    def steps(self) -> Iterator[Batch]:
+        """The batches in their order; sequences are cut to the longest of the step."""
+        shares = (self.real / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
+        columns = {name: column.unbind(1) for name, column in self.features.items()}
+        for s, (label, share) in enumerate(zip(self.label.unbind(1), shares, strict=True)):
+            features = {name: column[s] for name, column in columns.items()}
+            for name in self.features:
+                if f"{name}_length" in features:
+                    longest = int(features[f"{name}_length"].max())
+                    features[name] = features[name][..., :longest]
+            yield Batch(features, label, share)
+
+    def part(self, some: slice | Tensor) -> Work:
+        """The same work for some of the clients."""
+        return replace(
+            self,
+            clients=self.clients[some],
+            draws=self.draws[some],
+            start={n: v[some] for n, v in self.start.items()},
+            aside={n: v[some] for n, v in self.aside.items()},
+            reach=self.reach[some],
+            features={n: v[some] for n, v in self.features.items()},
+            label=self.label[some],
+            real=self.real[some],
+            came={n: v[some] if isinstance(v, Tensor) else v for n, v in self.came.items()},
+        )
+
+    def first(self, steps: int) -> Work:
+        """The same work, cut to its first steps."""
+        features = {n: v[:, :steps] for n, v in self.features.items()}
+        return replace(self, features=features, label=self.label[:, :steps], real=self.real[:, :steps])

@@ -19,7 +19,7 @@ from fedslice.core.update import Step, Update
 
 
 class Codec(Part):
-    """How values travel, and in which space the server sums them.
+    """The way in which values travel, and the space in which the server sums them.
 
     A codec declares the fields of a client's upload, computes their entries on the client (:meth:`encode`) and the
     update from them on the server (:meth:`decode`). It never touches bytes: :mod:`fedslice.core.message` packs,

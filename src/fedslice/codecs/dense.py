@@ -25,7 +25,7 @@ class Dense(Codec):
 
     @property
     def provides(self) -> frozenset[str]:
-        """What is sent arrives."""
+        """Every value arrives as it was sent."""
         return frozenset({"keeps-zeros", "exact", "carries-values"})
 
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002

@@ -28,7 +28,7 @@ _SENT = "sent"
 
 
 class LookBacks(State):
-    """What every client last sent in full.
+    """The values that every client last sent in full.
 
     Attributes:
         store: The look-backs.

@@ -39,7 +39,7 @@ def _none(layout: int, part: Slice) -> Fields:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class StepForm:
-    """What the steps of a codec look like, as both sides derive it. Layout 0 has no fields: nothing changed.
+    """The fields of a codec's steps, as both sides derive them. Layout 0 has no fields: nothing changed.
 
     Args:
         shared: Return the fields of a layout (from 1 on) that every client is sent alike; raise

@@ -1,4 +1,4 @@
-"""What a codec remembers of each client: one value per coordinate of the model, on either side of the wire."""
+"""Memories of a codec about each client: one value per coordinate of the model, on either side of the wire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 8 * 2**30  # bytes that all clients' memories may take
 
 
 class Shelf(Protocol):
-    """Where memories lie: a part's :class:`~fedslice.core.memory.Memory`, or a store of the server's."""
+    """A place for memories: a part's :class:`~fedslice.core.memory.Memory`, or a store of the server's."""
 
     def get(self, name: str, clients: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return what these clients remember, and who of them does."""

@@ -53,7 +53,7 @@ class Quantize(Codec):
 
     @property
     def _levels(self) -> int:
-        """How many levels there are on each side of zero."""
+        """The number of levels on each side of zero."""
         return (1 << (self.bits - 1)) - 1
 
     def client_memory(self, run: ClientRun, place: str) -> _Places:

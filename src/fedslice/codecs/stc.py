@@ -32,7 +32,7 @@ _TERNARY = 1  # the layout of a step
 
 
 class Residual(Steps):
-    """What the server's compression has left out so far, and its past steps."""
+    """The residual of the server's compression, and its past steps."""
 
     saved = (*Steps.saved, "residual")
 
@@ -43,7 +43,7 @@ class Residual(Steps):
 
 @dataclass(frozen=True, config=CHECKED)
 class STC(CatchUp, Feedback):
-    """Of each parameter the k = ⌈share·n⌉ strongest entries go up, as the mean μ of their magnitudes and their signs.
+    """Send the k = ⌈share·n⌉ strongest entries of each parameter, as the mean μ of their magnitudes and their signs.
 
     The server compresses its step in the same way, with a residual of its own, and clients are sent the steps that they
     have missed. FLSS's paper counts D/32 words for a message; at a share of 1/32 the wire takes 0.235 bits per value.

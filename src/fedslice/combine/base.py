@@ -16,7 +16,7 @@ from fedslice.core.update import Step
 
 
 class Combine(Part):
-    """How updates are weighted, what the sum is divided by, and what is done to it per coordinate.
+    """The weights of updates, the divisor of their sum, and its correction per coordinate.
 
     It runs on the server. Weights are what clients enrolled with.
     """

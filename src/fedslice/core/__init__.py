@@ -1,1 +1,1 @@
-"""What the parts of a recipe are written in: messages and their encodings."""
+"""The vocabulary in which parts are written: slices, updates, messages, memories."""

@@ -1,4 +1,4 @@
-"""What a field of a message holds while it is not in bytes."""
+"""Values of a message's fields while they are not in bytes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _label_field(spec: Spec) -> Field:
 
 
 def _labels(run: ClientRun, clients: Tensor) -> Tensor:
-    """How often each label occurs; what lies beyond the classes counts as the nearest."""
+    """Return the number of samples of each label; a label beyond the classes counts as the nearest."""
     train, classes, who = run.task.federation.train, _classes(run.spec), clients.cpu()
     sizes, starts = train.sizes_of(who.to(train.offsets.device)).cpu(), train.offsets.cpu()[who]
     owner = torch.arange(len(who)).repeat_interleave(sizes)
@@ -73,7 +73,7 @@ def _labels(run: ClientRun, clients: Tensor) -> Tensor:
 
 
 def _classes(spec: Spec) -> int:
-    """How many classes the last layer tells apart: one for each output, and two by a single one."""
+    """Return the number of classes that the last layer tells apart: its outputs, and two for a single one."""
     return max(2, head(spec, "the fact 'labels'").classes)
 
 

@@ -1,4 +1,4 @@
-"""What clients remember between rounds, which becomes certain only when the server has taken their upload."""
+"""Memories of clients between rounds; they become certain only when the server has taken the upload."""
 
 from __future__ import annotations
 

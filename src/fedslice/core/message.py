@@ -27,7 +27,22 @@ from fedslice.core.errors import Refused
 from fedslice.core.slice import Axis, Slice
 from fedslice.core.update import Update
 
-_HEADER = struct.Struct("<2sBB8siQHiiIBH")  # see Header; the last is how many numbers follow
+# What stands at the beginning of every message, see Header: how it is packed, and what it says.
+HEADER = {
+    "magic": ("2s", "that this is a message"),
+    "version": ("B", "of the form of messages"),
+    "kind": ("B", "what the message is for"),
+    "schema": ("8s", "a digest of recipe and model"),
+    "round": ("i", "the round that it belongs to"),
+    "client": ("Q", "the client's number"),
+    "draw": ("H", "which of the client's appearances in the round"),
+    "model_round": ("i", "up: the last round whose download the client kept"),
+    "upload_round": ("i", "the last round whose upload was taken, as far as the sender knows"),
+    "layout": ("I", "which set of fields the round has"),
+    "declined": ("B", "whether the client's update is not finite"),
+    "numbers": ("H", "how many numbers of varying entries follow"),
+}
+_HEADER = struct.Struct("<" + "".join(code for code, _ in HEADER.values()))
 HEADER_BYTES = _HEADER.size
 _MAGIC = b"fs"
 _NUMBER = 8  # bytes of a number that varies
@@ -36,7 +51,7 @@ _MOST_NUMBERS = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a message is for."""
+    """The purpose of a message."""
 
     HELLO = 1  # client: its number, if it has one
     WELCOME = 2  # server: the client's number and the shared seed; asks for facts
@@ -81,6 +96,7 @@ class Field:
             header then says how many they are.
         of: For ``Ids``: how many positions there are, or the positions among which these are numbered.
         optional: Whether a message may lack the field; entries are then a :class:`~fedslice.core.entries.Maybe`.
+        about: What the entries are, in plain words.
     """
 
     encoding: Floats | Bits | Counts | Ids | Places
@@ -89,6 +105,7 @@ class Field:
     where: Callable[[Body], Entries] | None = None
     of: int | Axis = 0
     optional: bool = False
+    about: str = field(default="", compare=False)
 
     def counts(self, clients: int) -> Tensor:
         """[clients]: number of entries, sent or not."""
@@ -112,9 +129,11 @@ class Log:
     Args:
         unpack: Return the messages of one client from their bytes and their number; raises
             :class:`~fedslice.core.errors.Refused`.
+        about: What the messages are, in plain words.
     """
 
     unpack: Callable[[memoryview, int], Any] = field(compare=False)
+    about: str = field(default="", compare=False)
     optional: bool = True
 
 
@@ -126,7 +145,7 @@ Fields = Mapping[str, AnyField]
 
 @dataclass(frozen=True)
 class Header:
-    """What stands at the beginning of the messages of a chunk of clients.
+    """The beginning of the messages of a chunk of clients.
 
     Args:
         kind: What they are for.
@@ -188,6 +207,11 @@ class Message:
         """[clients] bytes of the body by field."""
         sent = self._sent()
         return {name: _size(field, name, self.body, self.clients) * sent for name, field in self.fields.items()}
+
+    def counts(self) -> dict[str, Tensor]:
+        """[clients] entries of the body by field, as many as are sent."""
+        sent = self._sent()
+        return {name: _count(field, name, self.body, self.clients) * sent for name, field in self.fields.items()}
 
     def framing(self) -> Tensor:
         """[clients] bytes of the header, and of the numbers inside of a log."""
@@ -371,7 +395,7 @@ def _unread() -> Tensor:
 
 
 def _numbers_in(each: AnyField) -> int:
-    """How many numbers of a field stand in the header."""
+    """Return the number of values of a field that stand in the header."""
     if isinstance(each, Log):
         return 2
     if isinstance(each.encoding, Ids):

@@ -1,4 +1,4 @@
-"""What the parts of a recipe have in common: settings, what they declare, and where their state lies.
+"""The interface that all parts of a recipe share: settings, declarations, and where their state lies.
 
 A part is a frozen set of settings. What changes during a run lies outside of it: on the server in a :class:`State`, on
 the client in a :class:`~fedslice.core.memory.Memory`. A method takes the one or the other, and so tells which side it
@@ -80,13 +80,13 @@ class ClientRun:
     devices: Devices | None = None
 
     def held(self, clients: Tensor) -> Tensor:
-        """How many values each of these clients holds, by the recipe's slices [clients]."""
+        """Return the number of values that each of these clients holds, by the recipe's slices [clients]."""
         slices = self.spec.recipe.slices
         memory = self.slices_memory
         return slices.held(memory, clients)
 
     def samples(self, clients: Tensor) -> Tensor:
-        """How many samples each of these clients trains on in a round, passes counted [clients]."""
+        """Return the number of samples that each of these clients trains on in a round, passes counted [clients]."""
         recipe = self.spec.recipe
         sizes = self.task.federation.train.sizes_of(clients).cpu()
         return recipe.local.samples(sizes, recipe.select.batch_scale())
@@ -127,7 +127,7 @@ class Round:
 
 
 class State:
-    """What a part remembers on the server during a run.
+    """The state of a part on the server during a run.
 
     Attributes named in ``saved`` change from round to round, those in ``learned`` when a client enrols: tensors,
     dictionaries of tensors, numbers, or objects with a ``state_dict`` of their own. Other attributes follow from the
@@ -144,7 +144,7 @@ class State:
         self.run = run
 
     def state_dict(self) -> Values:
-        """What rounds have changed, as tensors."""
+        """Return as tensors what rounds have changed."""
         return self._tensors(self.saved)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -152,7 +152,7 @@ class State:
         self._load(self.saved, state)
 
     def facts_dict(self) -> Values:
-        """What enrolments have changed, as tensors."""
+        """Return as tensors what enrolments have changed."""
         return self._tensors(self.learned)
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -203,7 +203,7 @@ class Part:
         return frozenset()
 
     def rules(self) -> Iterable[Rule]:
-        """What other parts of a recipe must be capable of, or must not."""
+        """Return the capabilities that other parts of a recipe must have, or must not."""
         return ()
 
     # --- the server's side
@@ -229,7 +229,7 @@ class Part:
         """Look at a finished round."""
 
     def panels(self, state: Any) -> list[Panel]:  # noqa: ARG002
-        """Return what this part has to show in a report, as of now."""
+        """Return the panels of this part for a report."""
         return []
 
     # --- the client's side

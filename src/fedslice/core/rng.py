@@ -15,7 +15,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Purpose(IntEnum):
-    """What a draw is for; separate purposes are separate streams."""
+    """The purpose of a draw; separate purposes are separate streams."""
 
     MODEL = 1
     COHORT = 2

@@ -92,11 +92,11 @@ class Axis:
         return Axis.from_flat(named % extent, torch.bincount(named // extent, minlength=len(self.counts)))
 
     def positions_of(self, ids: Tensor) -> Tensor:
-        """Where each of ``ids`` [clients, any], all of them members, stands among the client's positions."""
+        """Return the place of each of ``ids`` [clients, any], all of them members, among the client's positions."""
         return torch.searchsorted(self.ids, ids).clamp(max=max(self.ids.shape[1] - 1, 0))
 
     def contains(self, ids: Tensor) -> Tensor:
-        """Which of ``ids`` [clients, any] are members."""
+        """Return whether each of ``ids`` [clients, any] is a member."""
         if not self.ids.shape[1]:
             return torch.zeros_like(ids, dtype=torch.bool)
         place = torch.searchsorted(self.ids, ids).clamp(max=self.ids.shape[1] - 1)
@@ -121,7 +121,7 @@ class Line(NamedTuple):
 
 
 class Slice:
-    """What each client of a chunk holds, as indices per parameter and dimension."""
+    """The coordinates that each client of a chunk holds, as indices per parameter and dimension."""
 
     def __init__(self, clients: int, shapes: Shapes, axes: Mapping[str, Axes]):
         self.clients = clients
@@ -181,7 +181,7 @@ class Slice:
         return out
 
     def inside(self, outer: Slice, name: str) -> Tensor:
-        """Which of the coordinates that ``outer`` holds are in this slice: boolean, broadcasts over its values."""
+        """Return whether each coordinate of ``outer`` is in this slice: boolean, broadcasts over its values."""
         rank = len(self.shapes[name])
         out = torch.ones(self.clients, *[1] * rank, dtype=torch.bool)
         if name not in self.axes:
@@ -270,11 +270,11 @@ class Slice:
         return self.line(name, values).values.sum(1, dtype=torch.float64)
 
     def own(self, name: str, client: int) -> tuple[slice, ...]:
-        """Where a client's own values sit in those of a chunk: what lies beyond is padding."""
+        """Return the place of a client's own values in those of a chunk; the rest is padding."""
         return tuple(slice(None if axis is None else int(axis.counts[client])) for axis in self.axes[name])
 
     def numbers(self) -> Tensor:
-        """How many values each client holds: [clients]."""
+        """Return the number of values that each client holds [clients]."""
         total = torch.zeros(self.clients, dtype=torch.int64)
         for name, axes in self.axes.items():
             size = torch.ones(self.clients, dtype=torch.int64)
@@ -295,7 +295,7 @@ class Slice:
 
 
 def _sliced(axes: Axes) -> int:
-    """How many leading dimensions one must index to reach every sliced one."""
+    """Return the number of leading dimensions that must be indexed to reach every sliced one."""
     return max((dim + 1 for dim, axis in enumerate(axes) if axis is not None), default=0)
 
 

@@ -1,4 +1,4 @@
-"""What both sides of a run know: the network's structure, its tables, the recipe, and the shared seed."""
+"""The knowledge that both sides of a run share: network structure, tables, recipe and shared seed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TableGroup:
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """What server and clients agree on before the first message. It has no data and no model values.
+    """An agreement between server and clients before the first message. It has no data and no model values.
 
     Args:
         module: The network. Its own values are never used.

@@ -1,4 +1,4 @@
-"""What clients remember between rounds: private parameters, stale parts, masks.
+"""Tensors that clients remember between rounds: private parameters, stale parts, masks.
 
 In a simulation all clients' memories lie here, checkpointed with the run; on a real device each is the device's
 own. A memory is a tensor per client under a name. All clients' tensors of one name have one shape, or each client
@@ -63,7 +63,7 @@ class Store:
         self._known[name][place] = True
 
     def get(self, name: str, clients: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What these clients remember [clients, …] and who of them remembers anything; ``None`` if nobody does."""
+        """Return what these clients remember [clients, …] and who of them does; ``None`` if nobody does."""
         if name not in self._rows:
             return None
         rows, known = self._rows[name], self._place[_kind(name)]
@@ -167,7 +167,7 @@ def _under(prefix: str, names: Iterable[str]) -> list[str]:
 
 
 def _longer(flags: Tensor | None, size: int) -> Tensor:
-    """The flags, and as many that are false as make it so many."""
+    """Return the flags, filled up with false ones to a size."""
     out = torch.zeros(size, dtype=torch.bool)
     if flags is not None:
         out[: len(flags)] = flags

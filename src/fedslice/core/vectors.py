@@ -85,7 +85,7 @@ class Vectors:
         return out
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
-        """The matrix [size, vectors] whose columns they are, by blocks of so many rows."""
+        """Return the matrix [size, vectors] whose columns they are, by blocks of ``rows`` rows."""
         for first in range(0, self.size, rows):
             last = min(first + rows, self.size)
             yield torch.stack([self._part(number, first, last) for number in range(len(self))]).T

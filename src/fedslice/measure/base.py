@@ -1,4 +1,4 @@
-"""What all instruments have in common: what they learn of a run, and when."""
+"""The interface of instruments: what they learn of a run, and when."""
 
 from __future__ import annotations
 

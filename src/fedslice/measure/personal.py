@@ -32,7 +32,7 @@ from fedslice.training.row_plan import RowPlan
 
 
 class Look(NamedTuple):
-    """What clients would be sent if the next round were theirs; no side takes note of it.
+    """The download that clients would be sent if the next round were theirs; no side takes note of it.
 
     Args:
         clients: Their numbers.

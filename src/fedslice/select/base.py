@@ -32,7 +32,7 @@ class Cohort:
 
 
 class Select(Part):
-    """Who takes part. It runs on the server, but for :meth:`population` and :meth:`batch_scale`."""
+    """The choice of the cohort, on the server, but for :meth:`population` and :meth:`batch_scale`."""
 
     def choose(self, state: Any, t: int) -> Cohort:
         """Return the cohort of round ``t`` out of the enrolled clients."""

@@ -16,7 +16,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Server(Part):
-    """What becomes of the merged update."""
+    """The step of the server's model, given the merged update."""
 
     @property
     def rate(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Simulated devices: how long a client's round takes (S3, equations 7 to 12), on hardware drawn or listed.
+"""Simulated devices: how long a client's round takes (FedDD, equations 7 to 12), on hardware drawn or listed.
 
 Bytes say what a method exchanges; with a device's speed and rates they become seconds, in which methods that make the
 slowest client wait less can be compared.
@@ -119,11 +119,11 @@ class Devices:
 
     @property
     def digest(self) -> str:
-        """What tells these devices from others."""
+        """Return a digest that tells these devices from others."""
         return hashlib.sha256(b"".join(getattr(self, name).tobytes() for name in _COLUMNS)).hexdigest()[:12]
 
     def seconds(self, clients: ArrayLike, samples: ArrayLike, up_bytes: ArrayLike, down_bytes: ArrayLike) -> Vector:
-        """t_d + t_cmp + t_u of the given clients; a round lasts as long as the longest of them (equation 12).
+        """Return t_d + t_cmp + t_u of the given clients; a round lasts as long as the longest of them (equation 12).
 
         ``samples`` are all that a client processes in the round: E·m_n for E passes, where S3 writes b_n for one.
         The parts add up: with no samples it is the time of communication, with no bytes that of training.
@@ -140,7 +140,7 @@ _COLUMNS = tuple(field.name for field in fields(Devices))
 
 
 def capacity(bandwidth: Vector, power: Vector, gain: Vector, noise: Vector) -> Vector:
-    """r = B·log2(1 + p·h/N_0), in bits per second, of a channel of B Hz (S3, equations 8 and 10).
+    """r = B·log2(1 + p·h/N_0), in bits per second, of a channel of B Hz (FedDD, equations 8 and 10).
 
     The power p and the noise N_0 have the same unit, and the gain h has none.
     """
@@ -149,7 +149,7 @@ def capacity(bandwidth: Vector, power: Vector, gain: Vector, noise: Vector) -> V
 
 
 def devices(text: str, clients: int, seed: int) -> Devices:
-    """What ``text`` names: a preset, or a CSV."""
+    """Return the devices that ``text`` names: a preset, or a CSV."""
     if text in PRESETS:
         return Devices.drawn(clients, seed, text)
     if text.lower().endswith(".csv"):

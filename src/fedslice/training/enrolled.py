@@ -118,7 +118,7 @@ class Enrolled:
         self._facts = {name: _longer(values, len(self._here)) for name, values in self._facts.items()}
 
     def facts_dict(self) -> dict[str, Tensor]:
-        """Who is enrolled, with all facts, as tensors."""
+        """Return the enrolled clients with all facts, as tensors."""
         return {"here": self._here} | {f"fact.{name}": values for name, values in self._facts.items()}
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What happens in a run, for whoever keeps books or watches: the ledger, instruments, progress and tests."""
+"""Events of a run, for the ledger, instruments, progress and tests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Refusal(NamedTuple):
 
 
 class Listener:
-    """What can be heard of a run. Every method does nothing unless it is overridden."""
+    """A listener to the events of a run. Every method does nothing unless it is overridden."""
 
     def welcomed(self, message: Message) -> None:
         """The server has asked clients for their facts."""

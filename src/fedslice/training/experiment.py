@@ -239,13 +239,13 @@ class Experiment:
         return {"round": self.round, **scores, **counts, **words, **clock, "seconds": self.seconds}
 
     def panels(self) -> list[Panel]:
-        """What the task, the parts of the recipe and the instruments have to show beside the metrics, as of now."""
+        """Return the panels of the task, the parts of the recipe and the instruments."""
         states = self.server.states
         parts = [panel for place, part in self.recipe.parts().items() for panel in part.panels(states[place])]
         return [*heat_panels(self.task), *size_panels(self.population.run), *parts, *self._instruments.panels()]
 
     def clients(self) -> dict[str, list[Any]]:
-        """Columns of a table of clients, as of now: their samples, and what instruments found for each of them.
+        """Return the columns of a table of clients: their samples, and what instruments found for each of them.
 
         Empty if no instrument looks at single clients.
         """

@@ -367,7 +367,7 @@ def _as_tensor(data: bytes) -> Tensor:
 
 
 def _digest(facts: Message) -> bytes:
-    """What tells a client's facts from all others."""
+    """Return a digest of a client's facts."""
     return hashlib.sha256(b"".join(pack_fields(facts.fields, facts.body, 0)[1:])).digest()[:_DIGEST]
 
 

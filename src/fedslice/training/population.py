@@ -111,7 +111,7 @@ class Population:
         return Message(head, schema.request(self.spec), slices.request(memory, t, here, hold))
 
     def examined(self, examination: Message) -> Message:
-        """Return the request of clients that are asked for scores: they ask for all anew, and for rows to test on."""
+        """Return the request of clients that are asked for scores: for all values, and for rows to test on."""
         t, clients, memory = examination.head.round, examination.head.clients, self.parts["slices"]
         head = replace(self._head(Kind.REQUEST, t, clients), model_round=torch.full_like(clients, NEVER))
         hold = self._with_test_rows(t, clients.to(self.device))
@@ -139,7 +139,7 @@ class Population:
         return Message(self._head(Kind.SCORES, head.round, head.clients), schema.scores(self.spec), body)
 
     def _with_test_rows(self, t: int, clients: Tensor) -> Slice:
-        """What clients hold, and the table rows that their test samples name."""
+        """Return what clients hold, and the table rows that their test samples name."""
         hold, test = self.spec.recipe.slices.hold(self.parts["slices"], t, clients), self.task.federation.test
         axes: dict[str, Axis | None] = {}
         for sets in self.task.index_sets:

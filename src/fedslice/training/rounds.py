@@ -40,7 +40,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Stage:
-    """Phases that each client goes through without waiting for others.
+    """A list of phases that each client goes through without waiting for others.
 
     Args:
         name: What happens.

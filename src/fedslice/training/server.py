@@ -38,7 +38,7 @@ class _Open(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What clients' own models are worth on the clients' own test samples.
+    """Scores of clients' own models on the clients' own test samples.
 
     Args:
         clients: Their numbers.
@@ -358,7 +358,7 @@ class Server:
             self.enrolled.forget_rounds(clients)
 
     def _hold_of(self, clients: Tensor, draws: Tensor) -> Slice:
-        """What these clients, who were answered, hold."""
+        """Return what these clients hold, as they were answered."""
         for chunk in self._open_chunks:
             if chunk.clients is clients or (torch.equal(chunk.clients, clients) and torch.equal(chunk.draws, draws)):
                 return chunk.hold
@@ -384,7 +384,7 @@ class Server:
         self.events.taken(Taken(upload, nothing, Update(nothing, nothing, {}), taken))
 
     def _reports(self, part: Slice, body: Body) -> dict[str, Update]:
-        """What parts report on slices."""
+        """Return the reports of parts that sit on slices."""
         out: dict[str, Update] = {}
         for each in self.spec.recipe:
             for name, field in each.up_fields(self.spec, part).items():

@@ -1,4 +1,4 @@
-"""What a chunk of clients trains on in a round."""
+"""The work of a chunk of clients in a round."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Work:
     memory: Memory
 
     def steps(self) -> Iterator[Batch]:
-        """The batches in their order; sequences are cut to the longest of the step."""
+        """Yield the batches step by step; sequences are cut to the longest of the step."""
         shares = (self.real / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
         columns = {name: column.unbind(1) for name, column in self.features.items()}
         for s, (label, share) in enumerate(zip(self.label.unbind(1), shares, strict=True)):

@@ -82,7 +82,7 @@ class Network:
         return out
 
     def deep(self, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs, and what entered the last Linear layer on the way to them."""
+        """Return the outputs, and the input of the last Linear layer."""
         out: tuple[Tensor, Tensor] = self._deep(parameters, features)
         return out
 
@@ -93,7 +93,7 @@ class Network:
     def seen(
         self, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Outputs, and those of the named submodules on the way to them."""
+        """Return the outputs, and those of the named submodules."""
         if names not in self._seen:
             self._seen[names] = self._lift(partial(_watched, self._task, names))
         output, *inner = self._seen[names](parameters, features)
@@ -107,7 +107,7 @@ class Network:
 
 
 def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) -> Trained:
-    """x ← x − γ·∇F(x; ξ) for every step (S0, algorithm 1, lines 15-17), for all clients of ``work`` at once.
+    """x ← x − γ·∇F(x; ξ) for every step (FedSubAvg, algorithm 1, lines 15-17), for all clients of ``work`` at once.
 
     Clients are independent, so the gradient of the summed losses is every client's own gradient. A client whose steps
     are used up stands still, and so does what the local method holds still; where it does for every client, no
@@ -167,7 +167,7 @@ def _held(step: Tensor, still: Tensor | None) -> Tensor:
 
 
 def _watched(task: Task, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """One client's output for a batch, and what the named submodules gave on the way to it."""
+    """Return one client's output for a batch, and the outputs of the named submodules."""
     found: dict[str, Tensor] = {}
 
     def note(name: str, _: nn.Module, __: Any, output: Tensor) -> None:

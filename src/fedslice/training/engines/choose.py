@@ -1,4 +1,4 @@
-"""Which engine, how many clients at once, and on how many threads: a short calibration that counts instead of timing.
+"""The choice of engine, chunk and threads: a short calibration that counts instead of timing.
 
 Timing would let the noise of a machine pick the engine, and two runs of one command could then differ in the last
 bits. One step is run, of one client alone and of a few together, and its operations, floating-point work and memory
@@ -147,7 +147,7 @@ def _kind(
 
 
 class _Cost(NamedTuple):
-    """What a step takes."""
+    """The cost of a step."""
 
     operations: int
     flops: int
@@ -158,7 +158,7 @@ class _Cost(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the kernels take, about, beside the fixed price of operations."""
+        """Return about how long the kernels take, beside the fixed price of operations."""
         return self.flops / _FLOPS_PER_SECOND + self.traffic / _MOVED_BYTES_PER_SECOND
 
 
@@ -196,7 +196,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _slowdown(image: Tensor) -> float:
-    """How much longer a grouped convolution takes than one of this layout, as a share."""
+    """Return how much longer a grouped convolution takes than one of this layout, as a share."""
     side_by_side = image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last)
     return _GROUPED_SLOWDOWN_CHANNELS_LAST if side_by_side else _GROUPED_SLOWDOWN
 
@@ -206,7 +206,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _count(kind: type[Vectorized] | type[Sequential], task: Task, local: SGD, work: Work, clients: int) -> _Cost:
-    """What a step of so many clients takes; where there are fewer, they take part more than once."""
+    """Return the cost of a step of this many clients; where there are fewer, they take part more than once."""
     kept = 0
 
     def keep(tensor: Tensor) -> Tensor:

@@ -2,13 +2,16 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 def tables(text: str) -> Iterator[list[list[float]]]:
@@ -29,3 +32,38 @@ def test_an_example_sends_less_and_learns(name: str, capsys: pytest.CaptureFixtu
     assert part[-1][3] < 0.6 * whole[-1][3], "bytes that go up"
     for rows in (whole, part):
         assert rows[-1][1] > rows[0][1] + 0.2, "scores of clients' own models"
+
+
+def test_a_server_and_three_clients_in_processes_of_their_own_learn_over_pipes() -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "two_processes.py"], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [f"enrolled client {number}" for number in range(3)]
+    rounds = [re.fullmatch(r"round (\d+): took 3 updates, largest error of a weight (\S+)", line) for line in lines[3:]]
+    assert [int(found[1]) for found in rounds if found] == list(range(10))
+    errors = [float(found[2]) for found in rounds if found]
+    assert errors[0] > 0.1
+    assert errors[-1] < 0.01
+
+
+def test_the_page_on_processes_has_the_example_as_it_stands() -> None:
+    code = (EXAMPLES / "two_processes.py").read_text().strip()
+    assert f"```python\n{code}\n```" in (ROOT / "docs" / "processes.md").read_text()
+    assert len([line for line in code.splitlines() if line and '"""' not in line]) <= 35
+
+
+def test_the_names_of_the_page_on_processes_exist() -> None:
+    import fedslice
+    from fedslice import training
+
+    page = (ROOT / "docs" / "processes.md").read_text()
+    for name in re.findall(r"`(Client|Server|Pipes)\.(\w+)", page):
+        kind = getattr(training if name[0] == "Pipes" else fedslice, name[0])
+        assert hasattr(kind, name[1]), name
+    for name in ("Pipes", "evaluate_clients", "play_round"):
+        assert f"`{name}(" in page
+        assert name in training.__all__
+        assert getattr(training, name).__name__ == name

@@ -47,6 +47,7 @@ class Request(BaseModel):
     device: str = "cpu"
     measure: list[str] = Field(default_factory=list)
     devices: str | None = None
+    wire: bool = False
     set: dict[str, Any] = Field(default_factory=dict)
 
     def command(self, verb: str = "run") -> str:
@@ -54,8 +55,12 @@ class Request(BaseModel):
         options = self.model_dump(exclude={"task", "set"}, exclude_unset=True, exclude_none=True)
         words = ["fedslice", verb, self.task]
         for name, value in options.items():
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                words += [option] * value
+                continue
             for one in value if isinstance(value, list) else [value]:
-                words += [f"--{name.replace('_', '-')}", str(one)]
+                words += [option, str(one)]
         settings = [f"{key}={written(value)}" for key, value in self.set.items()]
         return shlex.join([*words, *(["--set", *settings] if settings else [])])
 
@@ -78,6 +83,7 @@ class Plan:
     device: str
     measure: list[str]
     devices: Devices | None
+    wire: bool
     config: dict[str, Any]
     command: str
     notes: tuple[str, ...] = ()
@@ -95,6 +101,7 @@ class Plan:
             device=self.device,
             measure=self.measure,
             devices=self.devices,
+            wire=self.wire,
             scratch=scratch,
         )
 
@@ -165,6 +172,7 @@ def resolve(asked: Request) -> Plan:
         "device": asked.device,
         "measure": asked.measure,
         **({} if hardware is None else {"devices": hardware.digest}),
+        **({"wire": True} if asked.wire else {}),
     }
     return Plan(
         task,
@@ -178,6 +186,7 @@ def resolve(asked: Request) -> Plan:
         asked.device,
         asked.measure,
         hardware,
+        asked.wire,
         config,
         asked.command(),
         notes,

@@ -384,6 +384,38 @@ def _facts(found: Document) -> Shown:
     return [single, spreads]
 
 
+def reveal_tables(found: Document) -> Shown:
+    """The fields of a client's messages, a table for each message and time, with what one message has of them."""
+    title = f"what a client of {found['task']} reveals with {found['recipe']}, and is sent"
+    if not found["rows"]:
+        return [Text(f"{title}: nothing travels, as all data lie in one place")]
+    parts: Shown = [Text(title), Text("entries and bytes are those of one message, of a few clients"), Text()]
+    for when, message in dict.fromkeys((row["when"], row["message"]) for row in found["rows"]):
+        rows = [row for row in found["rows"] if (row["when"], row["message"]) == (when, message)]
+        table = _table(["field", "what it is", "encoding", "entries", "bytes"])
+        about, encoding, *numbers = table.columns[1:]
+        about.justify = encoding.justify = "left"
+        about.no_wrap = False
+        for row in rows:
+            ranges = [_range(name, row[name]) for name in ("entries", "bytes")]
+            table.add_row(row["field"], row["about"], row["encoding"], *ranges)
+        for column in (table.columns[0], encoding, *numbers):
+            column.min_width = max(len(str(cell)) for cell in column.cells)
+        parts += [Text(f"{message}, {when}"), table]
+    return parts
+
+
+def _range(name: str, spread: Document | None) -> str:
+    """From the least to the most."""
+    if spread is None:
+        return "varies"
+    low, high = value(name, spread["min"]), value(name, spread["max"])
+    if low == high:
+        return low
+    same_unit = low.partition(" ")[2] == high.partition(" ")[2]
+    return f"{low.partition(' ')[0] if same_unit else low}-{high}"
+
+
 def list_tables(found: Document) -> Shown:
     """Recipes by what they do; parts, tasks and exhibits; with all that can be set, and its defaults."""
     parts: Shown = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -99,7 +99,7 @@ class Recipe:
 
     def parts(self) -> dict[str, Part]:
         """Return the parts by place."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {place: getattr(self, place) for place in PARTS}
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self.parts().values())

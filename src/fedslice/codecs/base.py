@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -75,6 +75,10 @@ class Codec(Part):
 
     # --- what both sides derive
 
+    def layouts(self, spec: Spec) -> Iterable[int]:  # noqa: ARG002
+        """Return the numbers of all sets of fields that rounds may use."""
+        return (0,)
+
     def send_fields(self, spec: Spec, down: Slice, layout: int) -> Fields:  # noqa: ARG002
         """Return the fields of what comes down of the model."""
         return value_fields(spec, down)
@@ -90,7 +94,7 @@ class Codec(Part):
 
 def scales(spec: Spec, part: Slice) -> Field:
     """Return a field with one magnitude for each parameter."""
-    return Field(Floats(spec.dtype, negative=False), shape=(len(part.axes),))
+    return Field(Floats(spec.dtype, negative=False), shape=(len(part.axes),), about="a magnitude per parameter")
 
 
 def signed(positive: Tensor, magnitude: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ class Dense(Codec):
 
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """The values, of one precision after the other."""
-        return value_fields(spec, part)
+        stale = "stale" in spec.recipe.slices.provides
+        about = "values after its training" if stale else "how its training changed each value"
+        return value_fields(spec, part, about=about)
 
     def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """The update itself: its values are laid out on all coordinates only where they are packed."""

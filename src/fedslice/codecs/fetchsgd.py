@@ -152,7 +152,8 @@ class FetchSGD(CatchUp):
 
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """The cells."""
-        return {CODE: MessageField(Floats(spec.dtype), shape=tuple(self.hashes(spec).cells))}
+        cells = tuple(self.hashes(spec).cells)
+        return {CODE: MessageField(Floats(spec.dtype), shape=cells, about="a count sketch of its update")}
 
     def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """The sketch of each client's update."""

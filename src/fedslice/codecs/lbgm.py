@@ -98,9 +98,11 @@ class LBGM(Codec):
             return OnSlice(part, flags)
 
         return {
-            "close": MessageField(Bits(), shape=(len(part.axes),)),
-            "factor": MessageField(Floats(spec.dtype), shape=(len(part.axes),), where=close),
-            "values": MessageField(Floats(spec.dtype), on=part, where=full),
+            "close": MessageField(Bits(), shape=(len(part.axes),), about="which parameters' updates are like the last"),
+            "factor": MessageField(
+                Floats(spec.dtype), shape=(len(part.axes),), where=close, about="a factor for each that is"
+            ),
+            "values": MessageField(Floats(spec.dtype), on=part, where=full, about="the updates of all others"),
         }
 
     def encode(self, memory: Memory, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002

@@ -61,7 +61,7 @@ class StepForm:
         def unpack(data: memoryview, number: int) -> list[Coded]:
             return self.unpack(part, data, number)
 
-        return Log(unpack)
+        return Log(unpack, about="the steps of the model that it has missed")
 
     def unpack(self, part: Slice, data: memoryview, number: int) -> list[Coded]:
         """Return the steps of one client; raises :class:`~fedslice.core.errors.Refused`."""

@@ -62,7 +62,8 @@ class Quantize(Codec):
 
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """A scale per parameter, and levels counted from the lowest."""
-        return {"scale": scales(spec, part), "level": MessageField(Bits(self.bits, 2 * self._levels), on=part)}
+        level = MessageField(Bits(self.bits, 2 * self._levels), on=part, about="its update in few levels")
+        return {"scale": scales(spec, part), "level": level}
 
     def encode(self, memory: _Places, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """The largest magnitudes, and levels drawn at random."""

@@ -28,7 +28,10 @@ class Sign(Feedback):
 
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """One scale for all parameters, and a bit per value: is it not negative?"""
-        return {"scale": Field(Floats(spec.dtype, negative=False), shape=(1,)), "sign": Field(Bits(), on=part)}
+        return {
+            "scale": Field(Floats(spec.dtype, negative=False), shape=(1,), about="the mean magnitude of its update"),
+            "sign": Field(Bits(), on=part, about="the sign of each value of its update"),
+        }
 
     def compress(self, spec: Spec, part: Slice, values: Values) -> Body:
         """‖p‖₁/D and the signs."""

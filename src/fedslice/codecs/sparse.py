@@ -39,6 +39,8 @@ def strongest_of(part: Slice, values: Values, share: float) -> Values:
 def entry_fields(spec: Spec, part: Slice, share: float) -> Fields:
     """Return fields of the places of all parameters in one line, and the entries there at full precision."""
     return {
-        "places": message.Field(Places(share), on=part),
-        "entries": message.Field(Floats(spec.dtype), on=part, where=lambda body: body["places"]),
+        "places": message.Field(Places(share), on=part, about="where the strongest entries are"),
+        "entries": message.Field(
+            Floats(spec.dtype), on=part, where=lambda body: body["places"], about="the strongest entries"
+        ),
     }

@@ -92,8 +92,8 @@ class STC(CatchUp, Feedback):
         """A magnitude per parameter, the places of all parameters in one line, and a sign for each: is it positive?"""
         return {
             "scale": scales(spec, part),
-            "places": Field(Places(self.share), on=part),
-            "sign": Field(Bits(), on=part, where=lambda body: body["places"]),
+            "places": Field(Places(self.share), on=part, about="where the strongest entries are"),
+            "sign": Field(Bits(), on=part, where=lambda body: body["places"], about="their signs"),
         }
 
     def compress(self, spec: Spec, part: Slice, values: Values) -> Body:

@@ -387,10 +387,14 @@ class StreamingSubspace(CatchUp):
         """Those of the inner codec."""
         return self.part.facts(spec)
 
+    def layouts(self, spec: Spec) -> Iterable[int]:  # noqa: ARG002
+        """Before there is a basis, and with one of all directions: on full rounds, and on others."""
+        return (0, 2 * self.rank, 2 * self.rank + 1)
+
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:
         """The coefficients, or on a full round what the inner codec sends."""
         if layout & 1:
-            return {CODE: MessageField(Floats(spec.dtype), shape=(layout >> 1,))}
+            return {CODE: _coefficients(spec, layout >> 1)}
         return self.part.fields(spec, part, 0)
 
     def send_fields(self, spec: Spec, down: Slice, layout: int) -> Fields:
@@ -398,7 +402,9 @@ class StreamingSubspace(CatchUp):
         fields = super().send_fields(spec, down, layout)
         if layout < 2:
             return fields
-        return {**fields, BASIS: MessageField(Floats(spec.dtype), on=with_directions(down, layout >> 1), optional=True)}
+        directions = with_directions(down, layout >> 1)
+        rows = MessageField(Floats(spec.dtype), on=directions, optional=True, about="its rows of the basis")
+        return {**fields, BASIS: rows}
 
     def form(self, spec: Spec) -> StepForm:
         """Steps are coefficients, or values and the matrix by which the basis follows them."""
@@ -410,8 +416,8 @@ class StreamingSubspace(CatchUp):
             if layout == _WHOLE:
                 return {}
             if layout & 1:
-                return {MIX: MessageField(Floats(torch.float64), shape=self._mix(rank))}
-            return {CODE: MessageField(Floats(spec.dtype), shape=(rank,))}
+                return {MIX: MessageField(Floats(torch.float64), shape=self._mix(rank), about="how the basis moves")}
+            return {CODE: _coefficients(spec, rank)}
 
         def held(layout: int, part: Slice) -> Fields:
             return value_fields(spec, part) if layout & 1 else {}
@@ -427,3 +433,7 @@ class StreamingSubspace(CatchUp):
         if CODE not in sizes:
             return self.part.words(spec, part, sizes)
         return sizes[CODE].double() / spec.dtype.itemsize
+
+
+def _coefficients(spec: Spec, rank: int) -> MessageField:
+    return MessageField(Floats(spec.dtype), shape=(rank,), about="coefficients of an update in the basis")

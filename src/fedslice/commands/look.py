@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fedslice import console, index
-from fedslice.commands.app import Data, Json, Settings, TargetText, TaskName, blaming, said, say, show, writable
+from fedslice.commands.app import (
+    Data,
+    Json,
+    Settings,
+    TargetText,
+    TaskName,
+    blaming,
+    complete_recipe,
+    said,
+    say,
+    show,
+    writable,
+)
 from fedslice.core.errors import UserError
 from fedslice.loading import loading
 
@@ -24,6 +36,17 @@ def inspect(
     task: TaskName,
     data: Data = None,
     set_: Settings = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show instead what this recipe makes a client reveal, at enrolment and in each round.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Devices, for a --recipe that needs some; see fedslice run.")
+    ] = None,
     conditioned: Annotated[
         bool,
         typer.Option(
@@ -36,7 +59,17 @@ def inspect(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the initial model.", show_default="0")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a task's clients, samples, feature heat and slice sizes."""
+    """Show a task's clients, samples, feature heat and slice sizes.
+
+    With --recipe it shows instead what a client of that recipe reveals: every field of every message.
+    """
+    if recipe is not None:
+        if conditioned or ridge:
+            raise UserError("--conditioning looks at a task alone; leave --recipe out.")
+        _inspect_recipe(said(task, set_, recipe=recipe, data=data, seed=seed, devices=devices), task, set_, as_json)
+        return
+    if devices is not None:
+        raise UserError(f"--devices {devices} belongs to --recipe; add one, or leave the devices out.")
     with loading():
         from fedslice.config import build_task, request
         from fedslice.measure.conditioning import conditioning
@@ -51,6 +84,19 @@ def inspect(
     elif ridge:
         raise UserError(f"--ridge {ridge} belongs to --conditioning; add it, or leave the ridge out.")
     show(document, as_json, console.inspect_tables)
+
+
+def _inspect_recipe(fields: dict[str, Any], task: str, set_: list[str] | None, as_json: bool) -> None:
+    with loading():
+        from fedslice.config import request, resolve
+        from fedslice.training.reveal import reveal
+
+    asked = request(fields)
+    with blaming(task, set_):
+        plan = resolve(asked)
+        rows = reveal(plan.experiment())
+    document = {"task": plan.task.name, "recipe": plan.recipe_name, "rows": [row.document() for row in rows]}
+    show(document, as_json, console.reveal_tables)
 
 
 def report(

@@ -68,6 +68,12 @@ DeviceList = Annotated[
         "--devices", metavar="NAME", help="Simulated devices, for a clock: feddd, or a CSV file with one per client."
     ),
 ]
+Wire = Annotated[
+    bool,
+    typer.Option(
+        "--wire", help="Turn every message into bytes and read it back, for checking: slower, with the same metrics."
+    ),
+]
 EventFolder = Annotated[
     str | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files below this folder.")
 ]
@@ -101,6 +107,7 @@ def run(
     device: Device = None,
     measure: Measure = None,
     devices: DeviceList = None,
+    wire: Wire = False,
     resume: Resume = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
     tensorboard: EventFolder = None,
@@ -114,6 +121,7 @@ def run(
 
     fields = said(task, set_, recipe=recipe, rounds=rounds, cohort=cohort, seed=seed, data=data, out=out)
     fields |= given(eval_every=eval_every, engine=engine, chunk=chunk, device=device, measure=measure, devices=devices)
+    fields |= {"wire": True} if wire else {}
     asked = request(fields)
     with blaming(task, set_):
         plan = resolve(asked)

@@ -43,6 +43,11 @@ class Floats:
     negative: bool = True
     finite: bool = True
 
+    @property
+    def words(self) -> str:
+        """What an entry is, for a table."""
+        return str(self.dtype).removeprefix("torch.")
+
     def size(self, count: Tensor) -> Tensor:
         """Bytes of this many entries."""
         return count * self.dtype.itemsize
@@ -75,6 +80,11 @@ class Bits:
     width: int = 1
     most: int | None = None
 
+    @property
+    def words(self) -> str:
+        """What an entry is, for a table."""
+        return "1 bit" if self.width == 1 else f"{self.width} bits"
+
     def size(self, count: Tensor) -> Tensor:
         """Bytes of this many entries."""
         return (count * self.width + 7) // 8
@@ -104,6 +114,11 @@ class Counts:
     bits: int = 32
     most: int | None = None
 
+    @property
+    def words(self) -> str:
+        """What an entry is, for a table."""
+        return f"{self.bits}-bit count"
+
     def size(self, count: Tensor) -> Tensor:
         """Bytes of this many entries."""
         return count * (self.bits // 8)
@@ -125,6 +140,8 @@ class Counts:
 class Ids:
     """Ascending positions below an extent. A prefix, or all positions, is known from the number alone."""
 
+    words = "ascending ids"
+
     @staticmethod
     def width(extent: int) -> int:
         """Bits of one packed position."""
@@ -132,9 +149,11 @@ class Ids:
 
     def size(self, count: Tensor, prefix: Tensor, extent: Tensor | int) -> Tensor:
         """Bytes of this many positions, which are the first ones where ``prefix`` says so."""
-        extent = torch.as_tensor(extent)
-        width = (extent - 1).clamp(min=1).double().log2().floor().long() + 1  # exact below 2^53
-        packed = torch.minimum((count * width + 7) // 8, (extent + 7) // 8)
+        if isinstance(extent, int):
+            packed = ((count * self.width(extent) + 7) // 8).clamp(max=(extent + 7) // 8)
+        else:
+            width = (extent - 1).clamp(min=1).double().log2().floor().long() + 1  # exact below 2^53
+            packed = torch.minimum((count * width + 7) // 8, (extent + 7) // 8)
         return packed * ~(prefix | (count == extent))
 
     def pack(self, ids: Tensor, extent: int) -> bytes:
@@ -176,6 +195,8 @@ class Places:
     """
 
     share: float
+
+    words = "Golomb code"
 
     @property
     def remainder(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,13 +97,16 @@ def facts(names: Iterable[str], spec: Spec | None = None) -> Fields:
         if not isinstance(field, Field):
             assert spec is not None, f"the fact {name!r} depends on the network"
             field = field(spec)
-        found[name] = field
+        found[name] = replace(field, about=FACTS[name].about)
     return found
 
 
 def row_fields(spec: Spec) -> Fields:
     """Return a field per group of tables that names rows of it."""
-    return {row_name(group.name): Field(Ids(), of=group.rows) for group in spec.groups}
+    return {
+        row_name(group.name): Field(Ids(), of=group.rows, about=f"the rows of {', '.join(group.tables)} that it has")
+        for group in spec.groups
+    }
 
 
 def row_name(group: str) -> str:

@@ -13,15 +13,19 @@ from fedslice.core.spec import Spec
 VALUES = "values"
 
 
-def value_fields(spec: Spec, part: Slice, name: str = VALUES, optional: bool = False) -> Fields:
+def value_fields(
+    spec: Spec, part: Slice, name: str = VALUES, optional: bool = False, about: str = "values of the model"
+) -> Fields:
     """Return fields of values as they are: one, or one per type where a model has several."""
+    dtypes = spec.dtypes
+    kinds = {dtypes[parameter] for parameter in part.axes}
+    if len(kinds) <= 1:
+        return {name: Field(Floats(next(iter(kinds), spec.dtype)), on=part, optional=optional, about=about)}
     groups: dict[torch.dtype, list[str]] = {}
     for parameter in part.axes:
-        groups.setdefault(spec.dtypes[parameter], []).append(parameter)
-    if len(groups) <= 1:
-        return {name: Field(Floats(next(iter(groups), spec.dtype)), on=part, optional=optional)}
+        groups.setdefault(dtypes[parameter], []).append(parameter)
     return {
-        f"{name}.{dtype}".replace("torch.", ""): Field(Floats(dtype), on=part.only(own), optional=optional)
+        f"{name}.{dtype}".replace("torch.", ""): Field(Floats(dtype), on=part.only(own), optional=optional, about=about)
         for dtype, own in groups.items()
     }
 

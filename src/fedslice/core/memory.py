@@ -71,11 +71,13 @@ class ClientMemories:
         """
         who = clients.cpu()
         pending, committed = self.pending_round[who], self.committed[who]
+        if torch.equal(taken, committed) and bool((pending == NEVER).all()):
+            return
         commit = (pending != NEVER) & (pending == taken)
         strange = ~commit & (taken != committed)
-        if bool(commit.any()):
+        if self._pending:
             self._commit(who[commit])
-        self._drop(who)
+            self._drop(who)
         if bool(strange.any()):
             for prefix in self._paired:
                 self.store.forget(prefix, who[strange])

@@ -205,26 +205,25 @@ class Message:
 
     def sizes(self) -> dict[str, Tensor]:
         """[clients] bytes of the body by field."""
-        sent = self._sent()
-        return {name: _size(field, name, self.body, self.clients) * sent for name, field in self.fields.items()}
+        return self._sent({n: _size(field, n, self.body, self.clients) for n, field in self.fields.items()})
 
     def counts(self) -> dict[str, Tensor]:
         """[clients] entries of the body by field, as many as are sent."""
-        sent = self._sent()
-        return {name: _count(field, name, self.body, self.clients) * sent for name, field in self.fields.items()}
+        return self._sent({n: _count(field, n, self.body, self.clients) for n, field in self.fields.items()})
 
     def framing(self) -> Tensor:
         """[clients] bytes of the header, and of the numbers inside of a log."""
         varying = sum(_numbers_in(field) for field in self.fields.values())
-        logs = [self.body[name] for name, field in self.fields.items() if isinstance(field, Log)]
-        inside = sum(
-            (log.entries.framing() * log.present for log in logs), torch.zeros(self.clients, dtype=torch.int64)
-        )
-        return _HEADER.size + (_NUMBER * varying + inside) * self._sent()
+        inside = {"": torch.full((self.clients,), _NUMBER * varying)}
+        for name, each in self.fields.items():
+            if isinstance(each, Log):
+                inside[name] = self.body[name].entries.framing() * self.body[name].present
+        return sum(self._sent(inside).values(), torch.full((self.clients,), _HEADER.size))
 
-    def _sent(self) -> Tensor:
+    def _sent(self, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Numbers per client, with zeros for those whose message has no body."""
         declined = self.head.declined
-        return torch.ones(self.clients, dtype=torch.int64) if declined is None else (~declined).long()
+        return numbers if declined is None else {name: own * ~declined for name, own in numbers.items()}
 
     def pack(self, client: int, fingerprint: bytes) -> bytes:
         """One client's message."""
@@ -479,12 +478,32 @@ def _size(each: AnyField, name: str, body: Body, clients: int) -> Tensor:
 def _size_present(each: Field, name: str, body: Body, clients: int) -> Tensor:
     if isinstance(each.encoding, Ids):
         axis = body[name]
-        return each.encoding.size(axis.counts.cpu(), axis.first.cpu(), each.extents(clients))
+        extent = each.of if isinstance(each.of, int) else each.extents(clients)
+        return each.encoding.size(axis.counts.cpu(), axis.first.cpu(), extent)
     if isinstance(each.encoding, Places):
         taken, position = _flags(body[name], each.on)
         return (each.encoding.bits(taken, position).cpu() + 7) // 8
-    count = each.counts(clients) if each.where is None else _flags(each.where(body), each.on)[0].sum(1).cpu()
-    return each.encoding.size(count)
+    return each.encoding.size(_count_present(each, name, body, clients))
+
+
+def _count(each: AnyField, name: str, body: Body, clients: int) -> Tensor:
+    """[clients]: entries of a field that are sent, or messages of a log."""
+    entries = body[name]
+    if isinstance(each, Log):
+        numbers: Tensor = entries.entries.numbers * entries.present
+        return numbers
+    if isinstance(entries, Maybe):
+        return _count_present(each, name, body | {name: entries.entries}, clients) * entries.present
+    return _count_present(each, name, body, clients)
+
+
+def _count_present(each: Field, name: str, body: Body, clients: int) -> Tensor:
+    if isinstance(each.encoding, Ids):
+        counts: Tensor = body[name].counts.cpu()
+        return counts
+    if isinstance(each.encoding, Places):
+        return _flags(body[name], each.on)[0].sum(1).cpu()
+    return each.counts(clients) if each.where is None else _flags(each.where(body), each.on)[0].sum(1).cpu()
 
 
 def _pack(each: AnyField, name: str, body: Body, client: int) -> tuple[list[int], bytes]:

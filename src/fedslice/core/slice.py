@@ -275,13 +275,17 @@ class Slice:
 
     def numbers(self) -> Tensor:
         """Return the number of values that each client holds [clients]."""
-        total = torch.zeros(self.clients, dtype=torch.int64)
+        alike = 0  # values of parameters of which all clients hold the same number
+        own: list[Tensor] = []
         for name, axes in self.axes.items():
-            size = torch.ones(self.clients, dtype=torch.int64)
+            size: int | Tensor = 1
             for extent, axis in zip(self.shapes[name], axes, strict=True):
                 size = size * (extent if axis is None else axis.counts.cpu())
-            total += size
-        return total
+            if isinstance(size, int):
+                alike += size
+            else:
+                own.append(size)
+        return sum(own, torch.full((self.clients,), alike, dtype=torch.int64))
 
     def _positions(self, name: str, lead: int) -> Tensor:
         """[clients, positions…]: linear indices into the first ``lead`` dimensions, flattened."""

@@ -121,11 +121,10 @@ class Update:
 
     def finite(self) -> Tensor:
         """Return which clients' values have a finite norm: no NaN, and nothing that overflows when summed [clients]."""
-        device = next((value.device for value in self.values.values()), torch.device("cpu"))
-        out = torch.ones(self.clients, dtype=torch.bool, device=device)
-        for value in self.values.values():
-            out &= torch.isfinite(torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1))
-        return out.cpu()
+        if not self.values:
+            return torch.ones(self.clients, dtype=torch.bool)
+        norms = [torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in self.values.values()]
+        return torch.isfinite(torch.stack(norms).amax(0)).cpu()
 
     def masked(self, keep: Tensor) -> Update:
         """Return the update with zeros for all clients that are not in ``keep`` [clients]."""

@@ -248,8 +248,12 @@ class FedGen(SGD):
         last = _last(spec)
         size = sum(math.prod(shape) for shape in generator_shapes(last, self.width).values())
         return {
-            "generator": Field(Floats(spec.dtype), shape=(size,)),
-            "shares": Field(Floats(torch.float32, negative=False), shape=(max(2, last.classes),)),
+            "generator": Field(Floats(spec.dtype), shape=(size,), about="values of the generator"),
+            "shares": Field(
+                Floats(torch.float32, negative=False),
+                shape=(max(2, last.classes),),
+                about="how often each class occurs with all clients",
+            ),
         }
 
 

@@ -115,11 +115,11 @@ class Variates(Corrected):
 
     def down_fields(self, spec: Spec, part: Slice) -> Fields:
         """c, on the coordinates that come down."""
-        return value_fields(spec, part, DOWN)
+        return value_fields(spec, part, DOWN, about="the mean of all clients' control variates")
 
     def up_fields(self, spec: Spec, part: Slice) -> Fields:
         """c_i⁺ − c_i goes up with the update, on the same coordinates."""
-        return value_fields(spec, part, UP)
+        return value_fields(spec, part, UP, about="how its control variate has changed")
 
 
 def _moved(work: Work, end: Values, name: str) -> Tensor:

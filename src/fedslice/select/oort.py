@@ -73,7 +73,8 @@ class Oort(BySpeed):
 
     def up_fields(self, spec: Spec, part: Slice) -> Fields:  # noqa: ARG002
         """The mean squared loss, which may be broken."""
-        return {"squares": MessageField(Floats(spec.dtype, finite=False), shape=(1,))}
+        about = "the mean squared loss of the samples that it trained on"
+        return {"squares": MessageField(Floats(spec.dtype, finite=False), shape=(1,), about=about)}
 
     def server_state(self, run: ServerRun) -> Seen:
         """Nobody has been seen yet."""

@@ -303,9 +303,12 @@ class ChannelDropout(Narrow):
 
     def down_fields(self, spec: Spec, part: Slice) -> Fields:
         """A rate, and CR(k) of equation 21 where it weighs channels. In float32 a rate would move channels by one."""
-        rate = {} if self.rate is not None else {"rate": Field(Floats(torch.float64, negative=False), shape=(1,))}
+        about = "the share of channels that it is to keep back"
+        allocated = Field(Floats(torch.float64, negative=False), shape=(1,), about=about)
+        rate = {} if self.rate is not None else {"rate": allocated}
+        about = "the share of clients that hold each channel"
         cover = {
-            each.cover: Field(Floats(spec.dtype, negative=False), shape=(each.layer.outputs,))
+            each.cover: Field(Floats(spec.dtype, negative=False), shape=(each.layer.outputs,), about=about)
             for each in self._covered(self.networks(spec), part)
         }
         return {**rate, **cover}
@@ -316,7 +319,8 @@ class ChannelDropout(Narrow):
 
     def up_fields(self, spec: Spec, part: Slice) -> Fields:  # noqa: ARG002
         """The loss, for the allocation."""
-        return {"loss": Field(Floats(spec.dtype, finite=False), shape=(1,))} if self._allocates(spec) else {}
+        loss = Field(Floats(spec.dtype, finite=False), shape=(1,), about="the mean loss of its training")
+        return {"loss": loss} if self._allocates(spec) else {}
 
     def kept(self, spec: Spec) -> frozenset[str]:
         """The whole local model."""

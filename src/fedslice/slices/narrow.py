@@ -156,7 +156,7 @@ class Narrow(Slices):
 
 def width_field(networks: Networks) -> Field:
     """Return the field of a network's number."""
-    return Field(Counts(8, most=len(networks) - 1), shape=(1,))
+    return Field(Counts(8, most=len(networks) - 1), shape=(1,), about="the number of its network's width")
 
 
 def _agrees(task: Task, held: Prefixes) -> bool:

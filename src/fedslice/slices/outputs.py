@@ -51,7 +51,8 @@ def restricted(hold: Slice, axes: dict[Layer, Axis]) -> Slice:
 def ids_field(layer: Layer, hold: Slice) -> Field:
     """Return the field that names outputs of a layer among those that are held."""
     axis = _axis(layer, hold)
-    return Field(Ids(), of=layer.outputs if axis is None else axis)
+    about = f"the outputs of {layer.name} that it sends"
+    return Field(Ids(), of=layer.outputs if axis is None else axis, about=about)
 
 
 def _axis(layer: Layer, part: Slice) -> Axis | None:

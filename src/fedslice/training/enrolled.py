@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 import torch
@@ -12,26 +11,19 @@ from fedslice.core.memory import NEVER
 
 
 class Enrolled:
-    """A table of clients that grows: which numbers are in use, their facts, and the last upload taken of each."""
+    """A table of clients that grows: which numbers are in use, their facts, and the last messages from and to each."""
 
     def __init__(self) -> None:
         self.version = 0  # changes whenever somebody enrols or leaves
-        self._here = torch.zeros(0, dtype=torch.bool)
+        self.count = 0  # number of enrolled clients
+        self.next = 0  # a number that no client has had
+        self._here = torch.zeros(0, dtype=torch.bool)  # by number, as the others; with room for more
         self._facts: dict[str, Tensor] = {}
         self._upload_round = torch.zeros(0, dtype=torch.int64)
+        self._model_round = torch.zeros(0, dtype=torch.int64)
         self._numbers: tuple[int, Tensor] | None = None
         self._sums: dict[str, Tensor] = {}
-        self._clients_of: Counter[int] = Counter()  # how many have each round as their last one
-
-    @property
-    def count(self) -> int:
-        """Number of enrolled clients."""
-        return len(self.numbers())
-
-    @property
-    def next(self) -> int:
-        """A number that no client has had."""
-        return len(self._here)
+        self._clients_of: dict[int, int] | None = None  # how many have each round as their last one, once asked for
 
     def numbers(self) -> Tensor:
         """Return the numbers of all enrolled clients, ascending."""
@@ -41,8 +33,8 @@ class Enrolled:
 
     def has(self, clients: Tensor) -> Tensor:
         """Return which of these clients are enrolled [clients]."""
-        known = (clients >= 0) & (clients < len(self._here))
-        return known & self._here[clients.where(known, 0)] if len(self._here) else known & False
+        known = (clients >= 0) & (clients < self.next)
+        return known & self._here[clients.where(known, 0)] if self.next else known & False
 
     def facts(self, name: str, clients: Tensor) -> Tensor:
         """Return a fact of these clients [clients, ...]."""
@@ -62,45 +54,72 @@ class Enrolled:
 
     def upload_round(self, clients: Tensor) -> Tensor:
         """Return the last round of which the upload was taken [clients], -1 for none and for unknown clients."""
+        return self._of(self._upload_round, clients)
+
+    def model_round(self, clients: Tensor) -> Tensor:
+        """Return the last round whose download each client was sent [clients], -1 for none and for unknown clients."""
+        return self._of(self._model_round, clients)
+
+    def _of(self, rounds: Tensor, clients: Tensor) -> Tensor:
         who = clients.cpu()
-        known = who < len(self._upload_round)
+        known = who < self.next
         if bool(known.all()):
-            return self._upload_round[who]
-        rounds = torch.full_like(who, NEVER)
-        rounds[known] = self._upload_round[who[known]]
-        return rounds
+            return rounds[who]
+        out = torch.full_like(who, NEVER)
+        out[known] = rounds[who[known]]
+        return out
 
     def oldest(self) -> int:
         """Return the first round in which some client was taken for the last time; 0 if none ever was."""
-        return min((t for t, clients in self._clients_of.items() if clients and t != NEVER), default=0)
+        if self._clients_of is None:
+            rounds, clients = self._upload_round[self._upload_round != NEVER].unique(return_counts=True)
+            self._clients_of = dict(zip(rounds.tolist(), clients.tolist(), strict=True))
+        return next(iter(self._clients_of), 0)
 
     def took(self, clients: Tensor, t: int) -> None:
-        """Note that the uploads of round ``t`` were taken."""
-        who = clients.cpu().unique()
-        self._clients_of.subtract(self._upload_round[who].tolist())
-        self._clients_of[t] += len(who)
-        self._upload_round[who] = t
+        """Note that the uploads of round ``t``, which is not before any other, were taken."""
+        self._last(clients, t)
+
+    def sent(self, clients: Tensor, t: int) -> None:
+        """Note that these clients were sent the download of round ``t``."""
+        self._model_round[clients.cpu()] = t
 
     def forget_rounds(self, clients: Tensor) -> None:
         """Note that nothing is known of these clients' rounds."""
-        self.took(clients, NEVER)
+        self._last(clients, NEVER)
+
+    def _last(self, clients: Tensor, t: int) -> None:
+        who = clients.cpu()
+        if self._clients_of is not None:
+            who = who.unique()
+            for before in self._upload_round[who].tolist():
+                if before != NEVER:
+                    self._clients_of[before] -= 1
+                    if not self._clients_of[before]:
+                        del self._clients_of[before]
+            if t != NEVER and len(who):
+                self._clients_of[t] = self._clients_of.get(t, 0) + len(who)
+        self._upload_round[who] = t
 
     def add(self, clients: Tensor, facts: Mapping[str, Tensor]) -> None:
         """Enrol clients, or change the facts of enrolled ones."""
         self._grow(int(clients.max()) + 1)
+        self.count += int((~self._here[clients]).sum())
         self._here[clients] = True
         for name, values in facts.items():
-            known = self._facts.get(name, values.new_zeros(0, *values.shape[1:]))
-            self._facts[name] = _longer(known, len(self._here))
-            self._tell(name, clients, values.to(known.dtype))
+            if name not in self._facts:
+                self._facts[name] = values.new_zeros(len(self._here), *values.shape[1:])
+            self._tell(name, clients, values.to(self._facts[name].dtype))
         self.version += 1
 
     def remove(self, clients: Tensor) -> None:
         """Forget clients. Their numbers are not used again."""
+        self.count -= int(self._here[clients].sum())
         self._here[clients] = False
         for name, values in self._facts.items():
             self._tell(name, clients, torch.zeros_like(values[clients]))
         self.forget_rounds(clients)
+        self.sent(clients, NEVER)
         self.version += 1
 
     def _tell(self, name: str, clients: Tensor, values: Tensor) -> None:
@@ -110,40 +129,43 @@ class Enrolled:
         self._facts[name][clients] = values
 
     def _grow(self, size: int) -> None:
+        self.next = max(size, self.next)
         if size > len(self._here):
-            self._here = _longer(self._here, size)
-            rounds = torch.full((size,), NEVER, dtype=torch.int64)
-            rounds[: len(self._upload_round)] = self._upload_round
-            self._upload_round = rounds
-        self._facts = {name: _longer(values, len(self._here)) for name, values in self._facts.items()}
+            room = max(size, 2 * len(self._here))
+            self._here = _longer(self._here, room, 0)
+            self._upload_round = _longer(self._upload_round, room, NEVER)
+            self._model_round = _longer(self._model_round, room, NEVER)
+            self._facts = {name: _longer(values, room, 0) for name, values in self._facts.items()}
 
     def facts_dict(self) -> dict[str, Tensor]:
         """Return the enrolled clients with all facts, as tensors."""
-        return {"here": self._here} | {f"fact.{name}": values for name, values in self._facts.items()}
+        facts = {f"fact.{name}": values[: self.next] for name, values in self._facts.items()}
+        return {"here": self._here[: self.next]} | facts
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue with saved clients."""
-        self._here = state["here"].bool()
+        self._here = state["here"].bool().clone()
+        self.next, self.count = len(self._here), int(self._here.sum())
         self._facts = {k.removeprefix("fact."): v.clone() for k, v in state.items() if k.startswith("fact.")}
         self._sums = {name: values.double().sum(0) for name, values in self._facts.items()}
         self._upload_round = torch.full((len(self._here),), NEVER, dtype=torch.int64)
-        self._clients_of.clear()
+        self._model_round = self._upload_round.clone()
+        self._clients_of = None
         self.version += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The rounds of those whose upload was ever taken, as tensors."""
-        seen = (self._upload_round != NEVER).nonzero()[:, 0]
-        return {"seen": seen, "upload_round": self._upload_round[seen]}
+        """The rounds of those who were ever sent a download, as tensors."""
+        seen = (self._model_round != NEVER).nonzero()[:, 0]
+        return {"seen": seen, "upload_round": self._upload_round[seen], "model_round": self._model_round[seen]}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue with saved rounds."""
-        self._upload_round.fill_(NEVER)
-        self._upload_round[state["seen"]] = state["upload_round"]
-        self._clients_of = Counter(state["upload_round"].tolist())
+        for name, rounds in (("upload_round", self._upload_round), ("model_round", self._model_round)):
+            rounds.fill_(NEVER)
+            rounds[state["seen"]] = state[name]
+        self._clients_of = None
 
 
-def _longer(values: Tensor, size: int) -> Tensor:
-    """The values with zeros behind them, up to a size."""
-    if len(values) >= size:
-        return values
-    return torch.cat([values, values.new_zeros(size - len(values), *values.shape[1:])])
+def _longer(values: Tensor, size: int, rest: int) -> Tensor:
+    """The values, and ``rest`` behind them up to a size."""
+    return torch.cat([values, values.new_full((size - len(values), *values.shape[1:]), rest)])

@@ -109,7 +109,7 @@ class Ledger(Listener):
         spec, layout = self._spec, message.head.layout
         coded = {name: sizes[name] for name in spec.recipe.codec.fields(spec, event.part, layout) if name in sizes}
         words = spec.recipe.codec.words(spec, event.part, coded)
-        self.words += float((words * self._sent(message)).sum())
+        self.words += float((words if message.head.declined is None else words * ~message.head.declined).sum())
         if self._devices is not None and self._samples is not None:
             who = message.head.clients
             up = sum(sizes.values(), torch.zeros(len(who), dtype=torch.int64))
@@ -150,11 +150,6 @@ class Ledger(Listener):
             return
         total = sum(message.sizes().values(), torch.zeros(message.clients, dtype=torch.int64))
         books.update(zip(message.head.clients.tolist(), total.tolist(), strict=True))
-
-    @staticmethod
-    def _sent(message: Message) -> Tensor:
-        declined = message.head.declined
-        return torch.ones(message.clients) if declined is None else (~declined).double()
 
     def state_dict(self) -> dict[str, Any]:
         """The books, for a checkpoint."""

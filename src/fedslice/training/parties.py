@@ -306,7 +306,7 @@ class Client:
         )
 
     _replies: ClassVar[dict[Kind, Callable[[Population, Message], Message]]] = {
-        Kind.WELCOME: lambda population, message: population.introduce(message.head.clients),
+        Kind.WELCOME: lambda population, message: population.introduce(message.head.clients, message.head.round),
         Kind.INVITE: lambda population, message: population.request(message),
         Kind.DOWNLOAD: lambda population, message: population.train(message),
         Kind.EXAMINE: lambda population, message: population.examined(message),

@@ -86,13 +86,13 @@ class Population:
 
     # --- what the server is told
 
-    def introduce(self, clients: Tensor) -> Message:
-        """Return the messages with which clients enrol."""
+    def introduce(self, clients: Tensor, t: int = 0) -> Message:
+        """Return the messages with which clients enrol before round ``t``."""
         fields = schema.facts(self.spec)
         body: Body = {}
         for place, part in self.spec.recipe.parts().items():
             body |= part.introduce(self.parts[place], clients)
-        return Message(self._head(Kind.ENROL, 0, clients), fields, body)
+        return Message(self._head(Kind.ENROL, t, clients), fields, body)
 
     def request(self, invitation: Message) -> Message:
         """Return what clients ask for in the round that they are invited to.
@@ -152,8 +152,8 @@ class Population:
     def chunks(self, stage: str, cohort: Cohort) -> Iterator[Cohort]:
         """Return clients in chunks as large as this side takes at once; in each, clients are alike."""
         if stage == "enrolment":
-            for part in torch.arange(len(cohort.clients)).split(_AT_ONCE):
-                yield Cohort(cohort.clients[part], cohort.draws[part])
+            for clients, draws in zip(cohort.clients.split(_AT_ONCE), cohort.draws.split(_AT_ONCE), strict=True):
+                yield Cohort(clients, draws)
         else:
             testing = stage == "evaluation"
             likeness = self.task.federation.test.sizes.cpu() if testing else self._likeness
@@ -202,7 +202,8 @@ class Population:
             if not isinstance(entries, Tensor):
                 fine &= entries.finite()
         update = update.masked(fine)
-        head = self._head(Kind.UPLOAD, t, download.head.clients, download.head.draws, download.head.layout, ~fine)
+        declined = None if bool(fine.all()) else ~fine
+        head = self._head(Kind.UPLOAD, t, download.head.clients, download.head.draws, download.head.layout, declined)
         body: Body = dict(ids)
         body |= recipe.codec.encode(self.parts["codec"], head, update, work.came)
         for name, entries in reports.items():

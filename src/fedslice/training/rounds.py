@@ -86,7 +86,7 @@ ENROLMENT = Stage(
     (
         Phase(
             Kind.ENROL,
-            lambda population, down: population.introduce(down.head.clients),
+            lambda population, down: population.introduce(down.head.clients, down.head.round),
             lambda server, up: server.enrol(up),
         ),
     ),

@@ -18,9 +18,9 @@ from fedslice.core.spec import Spec
 UploadSlice = Callable[[dict[str, Axis]], Slice]
 
 FIRST = "first"
-_TOKEN = Field(Counts(64), shape=(2,))  # what a client proves its number with
+_TOKEN = Field(Counts(64), shape=(2,), about="a token by which the client proves its number later")
 HELLO: Fields = {"token": _TOKEN}
-WELCOME: Fields = {"seed": Field(Counts(64), shape=(1,)), "token": _TOKEN}
+WELCOME: Fields = {"seed": Field(Counts(64), shape=(1,), about="the shared seed"), "token": _TOKEN}
 
 
 def facts(spec: Spec) -> Fields:
@@ -55,8 +55,11 @@ def _sent(spec: Spec, up: Slice, layout: int) -> Fields:
 
 def scores(spec: Spec) -> Fields:
     """Return the fields of an evaluation: the number of test samples, and each metric of the run."""
-    own = {name: Field(Floats(torch.float64, finite=False), shape=(1,)) for name in spec.metrics}
-    return {"samples": Field(Counts(32), shape=(1,)), **own}
+    own = {
+        name: Field(Floats(torch.float64, finite=False), shape=(1,), about=f"{name} on its own test samples")
+        for name in spec.metrics
+    }
+    return {"samples": Field(Counts(32), shape=(1,), about="how many test samples it has"), **own}
 
 
 def initial_names(spec: Spec) -> frozenset[str]:
@@ -69,7 +72,8 @@ def first(spec: Spec, hold: Slice) -> Fields:
     names = initial_names(spec)
     if not names:
         return {}
-    return value_fields(spec, hold.only(name for name in hold.axes if name in names), FIRST, optional=True)
+    part = hold.only(name for name in hold.axes if name in names)
+    return value_fields(spec, part, FIRST, optional=True, about="initial values, as it is new")
 
 
 def up_names(spec: Spec, part: Slice) -> set[str]:

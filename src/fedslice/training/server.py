@@ -22,19 +22,12 @@ from fedslice.core.spec import Spec
 from fedslice.core.update import Step, Update
 from fedslice.select.base import Cohort
 from fedslice.training import schema
+from fedslice.training.appearances import Answered, Awaited, Chunk
 from fedslice.training.enrolled import Enrolled
 from fedslice.training.events import Events, Refusal, Taken
 from fedslice.training.rounds import EXCHANGE, Stage
 
 _NOT_FINITE = "holds NaN or infinity, or decodes to it"
-
-
-class _Open(NamedTuple):
-    """A chunk of clients that the server has answered and that have not all uploaded."""
-
-    clients: Tensor
-    draws: Tensor
-    hold: Slice
 
 
 class Scores(NamedTuple):
@@ -78,7 +71,7 @@ class Server:
         self._cohort: Cohort | None = None  # of the round at hand
         self._total = Accumulator()
         self._scored: list[Message] = []
-        self._expected: set[tuple[int, int]] = set()
+        self._awaited = Awaited()
         self._begin()
 
     # --- enrolment
@@ -88,7 +81,7 @@ class Server:
         seed = torch.full((len(clients.clients), 1), self.spec.seed)
         head = self._head(Kind.WELCOME, self.round, clients.clients, clients.draws)
         message = Message(head, schema.WELCOME, {"seed": seed, "token": self.tokens(clients.clients)})
-        self._expected = _appearances(head)
+        self._awaited.ask(head.clients, head.draws)
         self.events.welcomed(message)
         return message
 
@@ -100,7 +93,7 @@ class Server:
         """Learn the facts of clients that enrol."""
         clients = message.head.clients
         tensors = {name: value for name, value in message.body.items() if isinstance(value, Tensor)}
-        self._expected -= _appearances(message.head)
+        self._awaited.arrived(clients, message.head.draws)
         self.enrolled.add(clients, tensors)
         for place, part in self.spec.recipe.parts().items():
             part.enrol(self.states[place], clients, message.body)
@@ -129,7 +122,7 @@ class Server:
         """Begin the next round and return who takes part."""
         self._begin()
         cohort = self.spec.recipe.select.choose(self.states["select"], self.round)
-        self._expected = set(zip(cohort.clients.tolist(), cohort.draws.tolist(), strict=True))
+        self._awaited.ask(cohort.clients, cohort.draws)
         self._cohort = cohort
         self.events.invited(self.round, cohort)
         return cohort
@@ -140,10 +133,11 @@ class Server:
 
     def answer(self, request: Message) -> Message:
         """Return the download for a chunk of clients that have said what they hold."""
-        self._meet(request.head)
         self.events.requested(request)
+        head = self._meet(request.head)
+        request = request if head is request.head else replace(request, head=head)
         message, hold = self._download(request)
-        self._open_chunks.append(_Open(request.head.clients, request.head.draws, hold))
+        self._answered.chunks.append(Chunk(request.head.clients, request.head.draws, hold))
         self.events.answered(message)
         return message
 
@@ -190,8 +184,10 @@ class Server:
             taken &= entries.finite() if upload.body[name] is not entries else True
         if head.declined is not None:
             taken &= ~head.declined
-        for client in clients[~taken].tolist():
-            self.events.refused(Refusal(t, client, _NOT_FINITE))
+        used = clients[taken]
+        if len(used) < len(clients):
+            for client in clients[~taken].tolist():
+                self.events.refused(Refusal(t, client, _NOT_FINITE))
         weights = recipe.combine.weigh(self.states["combine"], clients) * taken
         self._total.add(update.masked(taken), weights)
         for name, entries in reports.items():
@@ -200,9 +196,9 @@ class Server:
         self._tell(part, upload.body, taken)
         recipe.slices.taken(self.states["slices"], clients, part, taken)
         recipe.codec.taken(state, head, update, taken)
-        self.enrolled.took(clients[taken], t)
-        self._taken.append(clients[taken])
-        self._expected -= _appearances(head)
+        self.enrolled.took(used, t)
+        self._taken.append(used)
+        self._awaited.arrived(clients, head.draws)
         self.events.taken(Taken(upload, part, update, taken))
 
     def finish(self) -> Round:
@@ -216,6 +212,8 @@ class Server:
         end = self._end(change)
         for place, part in recipe.parts().items():
             part.observe(self.states[place], end)
+        for chunk in self._answered.chunks:
+            self.enrolled.sent(chunk.clients, t)
         self.round += 1
         self._begin()
         self.events.finished(end)
@@ -231,7 +229,7 @@ class Server:
         """Return the messages that ask clients to test the model that they would start from."""
         self._scored = []
         head = self._head(Kind.EXAMINE, self.round, clients.clients, clients.draws)
-        self._expected = _appearances(head)
+        self._awaited.ask(head.clients, head.draws)
         return Message(head)
 
     def glimpse(self, request: Message) -> Message:
@@ -246,7 +244,7 @@ class Server:
 
     def scored(self, message: Message) -> None:
         """Note the scores of clients."""
-        self._expected -= _appearances(message.head)
+        self._awaited.arrived(message.head.clients, message.head.draws)
         self._scored.append(message)
         self.events.scored(message)
 
@@ -295,13 +293,13 @@ class Server:
 
     def _request(self, data: bytes, sender: int) -> Message:
         opened = self._expecting(data, Kind.REQUEST, sender)
-        if self._answered(opened.head):
+        if self._was_answered(opened.head):
             raise Refused("asks again for a round that was answered")
         return schema.read_request(self.spec, opened)
 
     def _upload(self, data: bytes, sender: int) -> Message:
         opened = self._expecting(data, Kind.UPLOAD, sender)
-        if not self._answered(opened.head):
+        if not self._was_answered(opened.head):
             raise Refused("is an upload without a download")
         layout = self.spec.recipe.codec.layout(self.states["codec"], self.round)
         if opened.head.layout != layout:
@@ -325,7 +323,7 @@ class Server:
             raise Refused(f"says it is from client {client}")
         if opened.head.round != self.round:
             raise Refused(f"belongs to round {opened.head.round}, this is round {self.round}")
-        if (client, draw) not in self._expected:
+        if (client, draw) not in self._awaited:
             raise Refused("was not asked for, or has arrived before")
         return opened
 
@@ -343,12 +341,16 @@ class Server:
         self._sums: dict[str, Accumulator] = {}
         self._told: dict[str, list[Tensor]] = {}
         self._taken: list[Tensor] = []
-        self._open_chunks: list[_Open] = []
+        self._answered = Answered()
         self._scored = []
-        self._expected = set()
+        self._awaited = Awaited()
 
-    def _meet(self, head: Header) -> None:
-        """Forget what is paired with clients whose last upload, as they know it, is not the one that was taken last."""
+    def _meet(self, head: Header) -> Header:
+        """Forget what is paired with clients whose last upload, as they know it, is not the one that was taken last.
+
+        Return the header with the rounds of those models alone that clients were sent last. A server that went back to
+        an older state has not had the models that clients were sent since, though it reaches the same rounds again.
+        """
         known = self.enrolled.upload_round(head.clients)
         strange = (known != head.upload_round) & (known != NEVER)
         if bool(strange.any()):
@@ -356,22 +358,20 @@ class Server:
             for place, part in self.spec.recipe.parts().items():
                 part.forget(self.states[place], clients)
             self.enrolled.forget_rounds(clients)
+        sent = self.enrolled.model_round(head.clients)
+        if torch.equal(sent, head.model_round):
+            return head
+        return replace(head, model_round=sent.where(sent == head.model_round, NEVER))
 
     def _hold_of(self, clients: Tensor, draws: Tensor) -> Slice:
         """Return what these clients hold, as they were answered."""
-        for chunk in self._open_chunks:
-            if chunk.clients is clients or (torch.equal(chunk.clients, clients) and torch.equal(chunk.draws, draws)):
-                return chunk.hold
-        client, draw = int(clients[0]), int(draws[0])
-        for chunk in self._open_chunks:
-            place = ((chunk.clients == client) & (chunk.draws == draw)).nonzero()
-            if len(place):
-                return chunk.hold.one(int(place[0]))
-        raise Refused("is an upload without a download")
+        hold = self._answered.hold(clients, draws)
+        if hold is None:
+            raise Refused("is an upload without a download")
+        return hold
 
-    def _answered(self, head: Header) -> bool:
-        client, draw = int(head.clients[0]), int(head.draws[0])
-        return any(bool(((c.clients == client) & (c.draws == draw)).any()) for c in self._open_chunks)
+    def _was_answered(self, head: Header) -> bool:
+        return (int(head.clients[0]), int(head.draws[0])) in self._answered
 
     def _none_taken(self, upload: Message, hold: Slice) -> None:
         """Note uploads of clients all of whom declined."""
@@ -379,7 +379,7 @@ class Server:
         nothing = hold.only(())
         for client in clients.tolist():
             self.events.refused(Refusal(self.round, client, _NOT_FINITE))
-        self._expected -= _appearances(upload.head)
+        self._awaited.arrived(clients, upload.head.draws)
         taken = torch.zeros(len(clients), dtype=torch.bool)
         self.events.taken(Taken(upload, nothing, Update(nothing, nothing, {}), taken))
 
@@ -460,7 +460,3 @@ def _difference(update: Update, model: Values) -> Update:
     then = update.slice.gather(model)
     values = {name: update.slice.clear(name, value - then[name]) for name, value in update.values.items()}
     return replace(update, values=values)
-
-
-def _appearances(head: Header) -> set[tuple[int, int]]:
-    return set(zip(head.clients.tolist(), head.draws.tolist(), strict=True))

@@ -23,7 +23,8 @@ class Enrolled:
         self._model_round = torch.zeros(0, dtype=torch.int64)
         self._numbers: tuple[int, Tensor] | None = None
         self._sums: dict[str, Tensor] = {}
-        self._clients_of: dict[int, int] | None = None  # how many have each round as their last one, once asked for
+        # How many clients have each round as their last one, in order; None after a restart until somebody asks.
+        self._clients_of: dict[int, int] | None = {}
 
     def numbers(self) -> Tensor:
         """Return the numbers of all enrolled clients, ascending."""
@@ -154,8 +155,8 @@ class Enrolled:
         self.version += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The rounds of those who were ever sent a download, as tensors."""
-        seen = (self._model_round != NEVER).nonzero()[:, 0]
+        """Return the rounds of clients that have any, as tensors."""
+        seen = ((self._model_round != NEVER) | (self._upload_round != NEVER)).nonzero()[:, 0]
         return {"seen": seen, "upload_round": self._upload_round[seen], "model_round": self._model_round[seen]}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

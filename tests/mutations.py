@@ -22,11 +22,11 @@ import torch
 
 import fedslice as fs
 from fedslice.core.errors import Refused
-from fedslice.core.message import HEADER_BYTES, Kind, Message
+from fedslice.core.message import HEADER_BYTES, Kind, Message, open_message, unpack
 from fedslice.federation import Federation
 from fedslice.recipe import Recipe
-from fedslice.training.population import Population
-from fedslice.training.rounds import EVALUATION, EXCHANGE, Phase, Stage
+from fedslice.training import schema
+from fedslice.training.rounds import Phase, evaluate_clients, play_round
 from toys import double
 from two_sides import EIGHT, Case, Timed, alone
 from wire import Losing
@@ -57,6 +57,7 @@ CASES: dict[str, Case] = {
 LIAR = 7  # the client whose messages are mutated
 BYSTANDERS = (1, 3)  # clients whose messages arrive as they are
 ROUNDS = 5  # that are played first
+TOGETHER = 20  # mutants that one copy of the server takes
 ROOM = 1 << 26  # bytes that reading mutants may take besides what the process has
 _HEAD = struct.Struct("<2sBB8siQHiiIBH")
 _TOP = (2**16 - 1, 255, 255, 0, 2**31 - 1, 2**64 - 1, 2**16 - 1, 2**31 - 1, 2**31 - 1, 2**32 - 1, 255, 2**16 - 1)
@@ -187,14 +188,14 @@ class Target:
     Args:
         kind: What it is for.
         data: The message as it was sent.
-        read: Return whether bytes are accepted; changes nothing.
-        follow: Do what is done with accepted bytes, on a copy of everything, and check what comes of it.
+        read: Return what bytes are accepted as, or ``None``; changes nothing.
+        follow: Do what is done with that, on a copy of everything, and check what comes of it; thoroughly, or not.
     """
 
     kind: Kind
     data: bytes
-    read: Callable[[bytes], bool]
-    follow: Callable[[bytes, bool], None]
+    read: Callable[[bytes], Any]
+    follow: Callable[[Any, bool], None]
 
 
 class Harmful(AssertionError):
@@ -299,20 +300,17 @@ class Scene:
         self._hello(server, fresh[LIAR].hello(), LIAR)
         enrolment = heard
         for _ in range(played):
-            _play(server, wire)
+            play_round(server, wire)
         heard = wire.heard = Heard()
         evaluated = copied_server(server)
         everybody = server.enrolled.numbers()
-        from fedslice.training.rounds import evaluate_clients
-
         evaluate_clients(evaluated, wire, everybody)
         evaluation, heard = heard, Heard()
         wire.heard = heard
-        _play(server, wire)
+        play_round(server, wire)
         wire.heard = None
         self.bystanders = {n: (heard.up[Kind.REQUEST, n], heard.up[Kind.UPLOAD, n]) for n in BYSTANDERS}
         first = enrolment.servers[Kind.ENROL]
-        self._first_round = self._bystanding(first)
         farewell = wire.devices[LIAR].client.farewell()
         self._enrol(first, enrolment.up[Kind.ENROL, LIAR])
         self._request(heard.servers[Kind.REQUEST], heard.up[Kind.REQUEST, LIAR], farewell)
@@ -326,161 +324,165 @@ class Scene:
     def _client(self, number: int, rounds: int, devices: Any) -> fs.Client:
         return alone(self.task, self.recipe, number, rounds, devices, engine="sequential")
 
-    def _bystanding(self, server: fs.Server) -> dict[int, tuple[bytes, bytes]]:
-        """What clients that are enrolled beside the liar send in the first round."""
-        return {}
-
     # --- the kinds of messages
 
     def _hello(self, server: fs.Server, data: bytes, own: int | None) -> None:
-        def read(wrong: bytes) -> bool:
+        def read(wrong: bytes) -> int | None:
             before = server._admitted
             try:
-                number = server.admit(wrong)
+                return server.admit(wrong)
             except Refused:
-                return False
+                return None
             finally:
                 server._admitted = before
-            if number != own and number < before:
-                raise Harmful(f"a greeting was taken for one of client {number}")
-            return True
 
-        self.targets.append(Target(Kind.HELLO, data, read, lambda wrong, all_of_it: None))
+        def follow(number: int, thorough: bool) -> None:
+            if number != own and number < max(server.enrolled.next, server._admitted):
+                raise Harmful(f"a greeting was taken for one of client {number}")
+
+        self.targets.append(Target(Kind.HELLO, data, read, follow))
 
     def _enrol(self, server: fs.Server, data: bytes) -> None:
-        def follow(wrong: bytes, all_of_it: bool) -> None:
-            other = copied_server(server)
-            message = other.read(wrong, Kind.ENROL, LIAR)
-            assert message is not None
+        def follow(other: fs.Server, message: Message, thorough: bool) -> None:
+            before = _learned(other)
             other.enrol(message)
-            cohort = other.invite()
-            self._check(other, cohort.clients.tolist())
-            if all_of_it:
-                other.invite()
-                other.finish()
-                other.invite()
+            other.invite()
+            self._check(other)
+            other.leave(message)
+            after = _learned(other)
+            for name, value in before.items():
+                if not torch.allclose(value, after[name], rtol=1e-12, atol=1e-12):
+                    raise Harmful(f"what was learned as {name} is not taken back")
 
         self._server_target(Kind.ENROL, server, data, follow)
 
     def _request(self, server: fs.Server, data: bytes, farewell: bytes) -> None:
-        def follow(wrong: bytes, all_of_it: bool) -> None:
-            other = copied_server(server)
-            message = other.read(wrong, Kind.REQUEST, LIAR)
-            assert message is not None
+        def follow(other: fs.Server, message: Message, thorough: bool) -> None:
             download = other.answer(message)
             counted = int(download.framing()[0]) + sum(int(size[0]) for size in download.sizes().values())
             if len(download.pack(0, other.spec.fingerprint)) != counted:
                 raise Harmful("a download is not as long as it is counted")
-            self._end(other, all_of_it)
 
-        def left(wrong: bytes, all_of_it: bool) -> None:
-            other = copied_server(server)
+        def left(other: fs.Server, message: Message, thorough: bool) -> None:
             before = other.enrolled.count
-            other.read(wrong, Kind.REQUEST, LIAR)
-            if Kind(wrong[3]) is not Kind.LEAVE:
-                return
-            if other.enrolled.count != before - 1 or bool(other.enrolled.has(torch.tensor([LIAR]))):
+            type(other).leave(other, message)
+            if other.enrolled.count != before - 1 or bool(other.enrolled.has(message.head.clients)[0]):
                 raise Harmful("a client has left and is still there")
-            self._end(other, all_of_it)
+            other.enrol(message)
 
         self._server_target(Kind.REQUEST, server, data, follow)
-        self._server_target(Kind.LEAVE, server, farewell, left, of=Kind.REQUEST)
+        self._server_target(Kind.LEAVE, server, farewell, left)
 
     def _upload(self, server: fs.Server, data: bytes) -> None:
-        def follow(wrong: bytes, all_of_it: bool) -> None:
-            other = copied_server(server)
-            message = other.read(wrong, Kind.UPLOAD, LIAR)
-            assert message is not None
+        def follow(other: fs.Server, message: Message, thorough: bool) -> None:
             other.take(message)
-            self._end(other, all_of_it)
 
         self._server_target(Kind.UPLOAD, server, data, follow)
 
     def _scores(self, server: fs.Server, data: bytes) -> None:
-        def follow(wrong: bytes, all_of_it: bool) -> None:
-            other = copied_server(server)
-            message = other.read(wrong, Kind.SCORES, LIAR)
-            assert message is not None
+        def follow(other: fs.Server, message: Message, thorough: bool) -> None:
             other.scored(message)
             other.scores()
+            other._scored.clear()
 
         self._server_target(Kind.SCORES, server, data, follow)
 
     def _server_target(
-        self, kind: Kind, server: fs.Server, data: bytes, follow: Callable[[bytes, bool], None], of: Kind | None = None
+        self, kind: Kind, server: fs.Server, data: bytes, follow: Callable[[fs.Server, Message, bool], None]
     ) -> None:
-        left: list[Any] = []
-        server = copied_server(server)
+        """A target whose copy of the server takes some mutants, ends its round with two others, and is made anew."""
+        left: list[Message] = []
         server.leave = left.append  # type: ignore[method-assign]
+        expected = Kind.REQUEST if kind is Kind.LEAVE else kind
+        at_hand: list[fs.Server] = []
+        taken: list[int] = []
 
-        def read(wrong: bytes) -> bool:
-            message = server.read(wrong, of or kind, LIAR)
+        def read(wrong: bytes) -> Message | None:
+            server._facts_of.pop(LIAR, None) if kind is Kind.ENROL else None
+            message = server.read(wrong, expected, LIAR)
             if left:
+                message = left.pop() if kind is Kind.LEAVE else None
                 left.clear()
-                return kind is Kind.LEAVE
-            return message is not None
+            return message
 
-        def followed(wrong: bytes, all_of_it: bool) -> None:
-            del server.leave
+        def followed(message: Message, thorough: bool) -> None:
+            if not at_hand:
+                at_hand.append(copied_server(server))
+                del at_hand[0].leave
             try:
-                follow(wrong, all_of_it)
+                follow(at_hand[0], message, thorough)
+                taken.append(1)
+                if thorough or len(taken) >= TOGETHER:
+                    if kind is not Kind.ENROL:
+                        self._end(at_hand[0])
+                    at_hand.clear()
+            except Exception:
+                at_hand.clear()
+                raise
             finally:
-                server.leave = left.append  # type: ignore[method-assign]
+                if not at_hand:
+                    taken.clear()
 
         self.targets.append(Target(kind, data, read, followed))
 
     def _client_target(self, kind: Kind, client: fs.Client, data: bytes) -> None:
-        def read(wrong: bytes) -> bool:
+        def read(wrong: bytes) -> tuple[bytes, Message | None] | None:
             try:
-                if client._population is None:
-                    copied_client(client).reply(wrong)
+                head = open_message(wrong, client._fingerprint).head
+                if head.kind is not Kind.WELCOME and int(head.clients[0]) == client.number:
+                    return wrong, client.population.read(wrong)
+                if head.kind is Kind.WELCOME:
+                    unpack(open_message(wrong, client._fingerprint), {}, lambda _: schema.WELCOME)
                 else:
-                    client.population.read(wrong)
+                    client.reply(wrong)
             except Refused:
-                return False
-            return True
+                return None
+            return wrong, None
 
-        def follow(wrong: bytes, all_of_it: bool) -> None:
-            copied_client(client).reply(wrong)
+        def follow(accepted: tuple[bytes, Message | None], thorough: bool) -> None:
+            wrong, message = accepted
+            if thorough or message is None or message.head.kind is not Kind.DOWNLOAD:
+                copied_client(client).reply(wrong)
+            else:
+                copied_client(client).population.prepare(message)
 
         self.targets.append(Target(kind, data, read, follow))
 
     # --- what comes of it
 
-    def _end(self, server: fs.Server, all_of_it: bool) -> None:
-        """The round ends; with ``all_of_it`` two others have their part in it, of which nothing may be lost."""
-        if all_of_it:
-            for number, (request, upload) in self.bystanders.items():
+    def _end(self, server: fs.Server) -> None:
+        """Two others have their part in the round, of which nothing may be lost, and the round ends."""
+        if not server.playing:
+            return
+        for number, (request, upload) in self.bystanders.items():
+            server._awaited.ask(torch.tensor([number]), torch.tensor([0]))
+            if (number, 0) not in server._answered:
                 asked = server.read(request, Kind.REQUEST, number)
                 if asked is None:
-                    if (number, 0) not in server._answered:
-                        raise Harmful(f"the request of client {number} was refused")
-                else:
-                    server.answer(asked)
-                sent = server.read(upload, Kind.UPLOAD, number)
-                if sent is None:
-                    if (number, 0) in server._awaited:
-                        raise Harmful(f"the upload of client {number} was refused")
-                else:
-                    server.take(sent)
+                    raise Harmful(f"the request of client {number} was refused")
+                server.answer(asked)
+            sent = server.read(upload, Kind.UPLOAD, number)
+            if sent is None:
+                raise Harmful(f"the upload of client {number} was refused")
+            server.take(sent)
         self._check(server)
 
-    def _check(self, server: fs.Server, invited: Iterable[int] = ()) -> None:
-        end = server.finish()
+    def _check(self, server: fs.Server) -> None:
+        server.finish()
         for name, value in server.model.items():
             if not bool(value.isfinite().all()):
                 raise Harmful(f"{name} is not finite")
         for name, value in server.state_dict().items():
             if name.startswith("parts.") and value.is_floating_point() and not bool(value.isfinite().all()):
                 raise Harmful(f"the server's {name} is not finite")
-        if len(set(end.taken.tolist())) != len(end.taken):
-            raise Harmful("somebody was taken twice")
 
 
-def _play(server: fs.Server, wire: Recording) -> None:
-    from fedslice.training.rounds import play_round
-
-    play_round(server, wire)
+def _learned(server: fs.Server) -> dict[str, torch.Tensor]:
+    """What the server has learned of those who are enrolled, in sum."""
+    out = {f"sum of {name}": total.double() for name, total in server.enrolled._sums.items()}
+    for place, state in server.states.items():
+        out |= {f"{place}.{name}": value.double().clone() for name, value in state.facts_dict().items()}
+    return out
 
 
 def everyone(recipe: Recipe) -> Recipe:
@@ -508,18 +510,21 @@ class Counts:
     examples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
 
-def count(scene: Scene, target: Target, number: int, chance: random.Random, counts: Counts, name: str) -> None:
-    """Read mutants of a message, and follow those that are accepted."""
+def count(
+    scene: Scene, target: Target, number: int, chance: random.Random, counts: Counts, name: str, thorough: float
+) -> None:
+    """Read mutants of a message, and follow those that are accepted, this share of them thoroughly."""
     began = time.perf_counter()
     for _ in range(number):
         wrong = mutated(target.data, scene.others, chance)
         counts.mutants += 1
         try:
-            if target.read(wrong):
-                target.follow(wrong, chance.random() < 0.1)
-                counts.harmless += 1
-            else:
+            accepted = target.read(wrong)
+            if accepted is None:
                 counts.refused += 1
+            else:
+                target.follow(accepted, chance.random() < thorough)
+                counts.harmless += 1
         except Refused:
             counts.refused += 1
         except Exception as error:
@@ -558,7 +563,7 @@ def main() -> None:
                 for kind, counts in found.items():
                     targets = [target for target in scene.targets if target.kind is kind]
                     for target in targets:
-                        count(scene, target, -(-options.mutants // (len(names) * len(targets))), chance, counts, name)
+                        count(scene, target, -(-options.mutants // (len(names) * len(targets))), chance, counts, name, 0.05)
         print(name, file=sys.stderr, flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"{'kind':10} {'mutants':>9} {'refused':>9} {'harmless':>9} {'errors':>7} {'ms each':>8}")

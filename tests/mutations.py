@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import copy
+import multiprocessing
 import random
 import resource
 import struct
-import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -513,6 +514,15 @@ class Counts:
     errors: Counter[str] = field(default_factory=Counter)
     examples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
+    def add(self, other: Counts) -> None:
+        """Count those of another recipe too."""
+        self.mutants += other.mutants
+        self.refused += other.refused
+        self.harmless += other.harmless
+        self.seconds += other.seconds
+        self.errors += other.errors
+        self.examples |= other.examples
+
 
 def count(
     scene: Scene, target: Target, number: int, chance: random.Random, counts: Counts, name: str, thorough: float
@@ -551,37 +561,53 @@ def little_room(room: int = ROOM) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def tried(name: str, mutants: int, seed: int) -> tuple[dict[Kind, Counts], int]:
+    """What became of so many mutants of each kind with one recipe, and the largest resident set in KiB."""
+    warnings.simplefilter("error", RuntimeWarning)
+    torch.set_num_threads(1)
+    found, chance = {kind: Counts() for kind in Kind}, random.Random(f"{seed} {name}")
+    with double():
+        scene = Scene(CASES[name])
+        with little_room():
+            for kind, counts in found.items():
+                targets = [target for target in scene.targets if target.kind is kind]
+                for target in targets:
+                    count(scene, target, -(-mutants // len(targets)), chance, counts, name, thorough=0.02)
+    return found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def table(found: Mapping[Kind, Counts]) -> str:
+    """Counts by kind, as text."""
+    lines = [f"{'kind':10} {'mutants':>9} {'refused':>9} {'harmless':>9} {'errors':>7} {'ms each':>8}"]
+    for kind, counts in found.items():
+        each = 1000 * counts.seconds / max(counts.mutants, 1)
+        lines.append(
+            f"{kind.name:10} {counts.mutants:9,} {counts.refused:9,} {counts.harmless:9,} "
+            f"{counts.errors.total():7,} {each:8.2f}"
+        )
+    said = [(kind, *one) for kind, counts in found.items() for one in counts.errors.most_common()]
+    return "\n".join(lines + [f"{kind.name}: {number} times {error}" for kind, error, number in said])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("mutants", type=int, nargs="?", default=100_000, help="mutants of each kind")
     parser.add_argument("--cases", default="", help="recipes, separated by semicolons")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     names = [name for name in options.cases.split(";") if name] or list(CASES)
-    warnings.simplefilter("error", RuntimeWarning)
-    found: dict[Kind, Counts] = {kind: Counts() for kind in Kind}
-    chance = random.Random(options.seed)
-    for name in names:
-        with double():
-            scene = Scene(CASES[name])
-            with little_room():
-                for kind, counts in found.items():
-                    targets = [target for target in scene.targets if target.kind is kind]
-                    for target in targets:
-                        count(scene, target, -(-options.mutants // (len(names) * len(targets))), chance, counts, name, 0.05)
-        print(name, file=sys.stderr, flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"{'kind':10} {'mutants':>9} {'refused':>9} {'harmless':>9} {'errors':>7} {'ms each':>8}")
-    for kind, counts in found.items():
-        each = 1000 * counts.seconds / max(counts.mutants, 1)
-        print(
-            f"{kind.name:10} {counts.mutants:9,} {counts.refused:9,} {counts.harmless:9,} "
-            f"{counts.errors.total():7,} {each:8.2f}"
-        )
-    print(f"largest resident set: {peak / 1024:.0f} MB")
-    for kind, counts in found.items():
-        for said, number in counts.errors.most_common():
-            print(f"{kind.name}: {number} times {said}")
+    total, peak = {kind: Counts() for kind in Kind}, 0
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        each = -(-options.mutants // len(names))
+        waiting = [pool.submit(tried, name, each, options.seed) for name in names]
+        for done, future in enumerate(as_completed(waiting), start=1):
+            found, resident = future.result()
+            peak = max(peak, resident)
+            for kind, counts in found.items():
+                total[kind].add(counts)
+            print(f"{done} of {len(names)} recipes\n{table(total)}\n", flush=True)
+    print(f"largest resident set of a process: {peak / 1024:.0f} MB")
 
 
 if __name__ == "__main__":

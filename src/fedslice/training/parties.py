@@ -102,6 +102,8 @@ class Server(Side):
     def admit(self, data: bytes) -> int:
         """Return the number of the client that sends this greeting: the one that it had, or a new one.
 
+        A client that has left comes as a new one.
+
         Raises:
             Refused: If the message is no greeting for this recipe and model.
         """
@@ -110,7 +112,7 @@ class Server(Side):
             raise Refused("is no greeting")
         message = unpack(opened, {}, lambda _: schema.HELLO)
         said = opened.head.clients
-        if int(said) == NEW:
+        if int(said) == NEW or bool(self.enrolled.gone(said)[0]):
             if max(self.enrolled.next, self._admitted) >= _MOST:
                 raise Refused(f"is of a new client, and all {_MOST:,} numbers are taken")
             self._admitted = max(self.enrolled.next, self._admitted) + 1

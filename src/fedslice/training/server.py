@@ -323,6 +323,8 @@ class Server:
             raise Refused(f"says it is from client {client}")
         if opened.head.round != self.round:
             raise Refused(f"belongs to round {opened.head.round}, this is round {self.round}")
+        if kind is not Kind.ENROL and not bool(self.enrolled.has(opened.head.clients)[0]):
+            raise Refused("is from a client that is not enrolled")
         if (client, draw) not in self._awaited:
             raise Refused("was not asked for, or has arrived before")
         return opened

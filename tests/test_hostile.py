@@ -354,7 +354,8 @@ class Saying(Losing):
 @pytest.mark.parametrize("samples", [0, 2**32 - 1])
 def test_the_largest_and_smallest_facts_that_can_be_said_break_nothing(name: str, samples: int) -> None:
     """Everybody says so: sums neither overflow nor are divided by zero, and who weighs nothing moves nothing."""
-    case = Timed(name, options={"rate": None} if name == "feddd" else {"budget": 1.0} if name == "oort" else {})
+    own = {"feddd": {"rate": None}, "oort": {"budget": 1.0}}.get(name, {})
+    case = Timed(name, options=own | {"weights": "samples"})
     town = Town(case, Saying(samples))
     before = {name: value.clone() for name, value in town.server.model.items()}
     town.play(3)

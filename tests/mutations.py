@@ -64,7 +64,9 @@ ROOM = 1 << 26  # bytes that reading mutants may take besides what the process h
 _HEAD = struct.Struct("<2sBB8siQHiiIBH")
 _TOP = (2**16 - 1, 255, 255, 0, 2**31 - 1, 2**64 - 1, 2**16 - 1, 2**31 - 1, 2**31 - 1, 2**32 - 1, 255, 2**16 - 1)
 _FLOATS = [struct.pack("<f", value) for value in (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e-40)]
-_FLOATS += [struct.pack("<d", value) for value in (float("nan"), float("inf"), -float("inf"), 1.7e308, -1.7e308, 5e-324)]
+_FLOATS += [
+    struct.pack("<d", value) for value in (float("nan"), float("inf"), -float("inf"), 1.7e308, -1.7e308, 5e-324)
+]
 
 
 def mutated(data: bytes, others: list[bytes], chance: random.Random) -> bytes:
@@ -261,7 +263,14 @@ def copied_client(client: fs.Client) -> fs.Client:
     population = client._population
     if population is not None:
         run = population.run
-        shared += [population.task, population.spec, population._chosen, population.plan, run.devices, population.events]
+        shared += [
+            population.task,
+            population.spec,
+            population._chosen,
+            population.plan,
+            run.devices,
+            population.events,
+        ]
     return copy.deepcopy(client, {id(each): each for each in shared if each is not None})
 
 
@@ -320,10 +329,18 @@ class Scene:
         self._request(heard.servers[Kind.REQUEST], heard.up[Kind.REQUEST, LIAR], farewell)
         self._upload(heard.servers[Kind.UPLOAD], heard.up[Kind.UPLOAD, LIAR])
         self._scores(evaluation.servers[Kind.SCORES], evaluation.up[Kind.SCORES, LIAR])
-        downs = [(Kind.WELCOME, enrolment), (Kind.INVITE, heard), (Kind.DOWNLOAD, heard), (Kind.EXAMINE, evaluation), (Kind.PREVIEW, evaluation)]
+        downs = [
+            (Kind.WELCOME, enrolment),
+            (Kind.INVITE, heard),
+            (Kind.DOWNLOAD, heard),
+            (Kind.EXAMINE, evaluation),
+            (Kind.PREVIEW, evaluation),
+        ]
         for kind, said in downs:
             self._client_target(kind, said.clients[kind], said.down[kind, LIAR])
-        self.others = [data for said in (enrolment, heard, evaluation) for data in (*said.down.values(), *said.up.values())]
+        self.others = [
+            data for said in (enrolment, heard, evaluation) for data in (*said.down.values(), *said.up.values())
+        ]
 
     def _client(self, number: int, rounds: int, devices: Any) -> fs.Client:
         return alone(self.task, self.recipe, number, rounds, devices, engine="sequential")

@@ -116,31 +116,30 @@ def _everything(town: Town) -> fs.core.slice.Slice:
 
 
 def own_variates(town: Town) -> dict[int, dict[str, Tensor]]:
-    """c_i of every client that has one, in full."""
-    out = {}
+    """c_i of every client, in full."""
+    out: dict[int, dict[str, Tensor]] = {}
     for number, client in town.clients.items():
         memories = client.population.memories
         who = torch.tensor([number])
         memories.settle(who, town.server.taken_rounds(who))
-        memory, shapes = client.population.parts["local"], town.server.spec.shapes
-        part = _everything(town)
-        out[number] = {
-            name: client.recipe.local.recall(memory, "variate", name, who, part)[0][0]  # type: ignore[attr-defined]
-            for name in shapes
-        }
+        memory, out[number] = client.population.parts["local"], {}
+        for name, shape in town.server.spec.shapes.items():
+            rows, dense = memory.get_rows(f"variate/{name}", who), memory.get(f"variate/{name}", who)
+            out[number][name] = torch.zeros(shape) if dense is None else dense[0][0]
+            if rows is not None:
+                held, values = rows
+                out[number][name].index_add_(0, held.ids[0], values[0])
     return out
 
 
 def test_c_is_the_mean_of_all_variates_whoever_enrols_and_is_kept_when_somebody_leaves() -> None:
     """Σ w_i·c_i / W, to which a newcomer adds a zero, and from which somebody who leaves takes a mean one."""
-    town = Town(Case("scaffold"), Losing(), who=range(ONE)).play(WHEN)
+    town = Town(Case("scaffold", options={"weights": "samples"}), Losing(), who=range(ONE)).play(WHEN)
 
     def closed() -> dict[str, Tensor]:
         mine = own_variates(town)
         weight = {number: float(EIGHT[number]) for number in mine}
-        return {
-            name: sum(weight[n] * mine[n][name] for n in mine) / sum(weight.values()) for name in town.server.model
-        }
+        return {name: sum(weight[n] * mine[n][name] for n in mine) / sum(weight.values()) for name in town.server.model}
 
     assert_close(common(town), closed(), rtol=1e-9, atol=1e-12)
     before = common(town)
@@ -163,7 +162,7 @@ def test_who_leaves_takes_its_facts_back(name: str, phase: Kind) -> None:
     assert not town.refusals
     assert ONE not in town.took[-1]
     assert_same(known(town), known(Town(FACTS[name], Losing(), who=range(ONE))))
-    if "item.weight" in town.task.tables:
+    if name == "fedsubavg":
         weight = town.server.states["combine"].weight["item.weight"]
         held = [index_set(town.task, "item.weight", client) for client in range(ONE)]
         assert weight.tolist() == [
@@ -193,7 +192,6 @@ def test_who_has_left_cannot_answer(name: str) -> None:
             if (server.round, number, phase.kind) == (WHEN, ONE, Kind.UPLOAD):
                 said[Kind.UPLOAD], said[Kind.LEAVE] = data, self.devices[ONE].client.farewell()
                 assert server.read(said[Kind.LEAVE], Kind.UPLOAD, ONE) is None
-                assert not town.refusals
             return super().read(server, phase, number, data)
 
     town = Town(FACTS[name], Staying()).play(WHEN + 1)

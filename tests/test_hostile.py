@@ -15,7 +15,7 @@ import torch
 import fedslice as fs
 from fedslice.core.encodings import _to_bits
 from fedslice.core.errors import Refused, UserError
-from fedslice.core.message import HEADER, HEADER_BYTES, Kind, Message, open_message
+from fedslice.core.message import HEADER, HEADER_BYTES, Kind, Message
 from fedslice.select.base import Cohort
 from fedslice.training.events import Listener, Refusal
 from fedslice.training.ledger import Ledger
@@ -68,6 +68,7 @@ def with_floats(data: bytes, *values: float, at: int = 0) -> bytes:
 
 def naming(*items: int) -> Callable[[bytes, Any], list[bytes]]:
     """A request that names these items, in this order, and one tag."""
+
     def forge(data: bytes, _: Any) -> list[bytes]:
         rows = np.packbits(_to_bits(np.array(items), 4)).tobytes()
         tags = np.packbits(_to_bits(np.array([2]), 3)).tobytes()
@@ -214,7 +215,7 @@ LIES: dict[str, tuple[Case, Kind, Forge, str]] = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_costs_its_sender_the_round_and_nobody_else(name: str) -> None:
-    """Model and the taken are those of the run in which the client is silent, or its upload gets lost, in that round."""
+    """The run is the one in which the client is silent, or its upload gets lost, in that round."""
     case, kind, forge, reason = LIES[name]
     lying = Town(case, Forging(kind, forge)).play()
     told(lying, reason)
@@ -276,6 +277,7 @@ def test_nothing_is_taken_from_whom_nothing_was_asked() -> None:
 
 
 # --- when clients enrol and leave
+
 
 def enrolment(client: fs.Client, **wrong: Any) -> Callable[[bytes, Any], list[bytes]]:
     """What the client says of itself, with some facts changed."""

@@ -373,4 +373,16 @@ def without_words(books: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in books.items() if name != "clock"}
 
 
-__all__ = ["COMBINED", "EIGHT", "NAMES", "Case", "Outcome", "Sides", "Timed", "alone", "sides", "simulated", "without_words"]
+__all__ = [
+    "COMBINED",
+    "EIGHT",
+    "NAMES",
+    "Case",
+    "Outcome",
+    "Sides",
+    "Timed",
+    "alone",
+    "sides",
+    "simulated",
+    "without_words",
+]

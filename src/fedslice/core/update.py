@@ -120,7 +120,7 @@ class Update:
         return self.slice.clients
 
     def finite(self) -> Tensor:
-        """Return which clients' values have a finite square: no NaN, and nothing that overflows when summed [clients]."""
+        """Return which clients' values have a finite square, so that nothing overflows when it is summed [clients]."""
         if not self.values:
             return torch.ones(self.clients, dtype=torch.bool)
         norms = [torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in self.values.values()]

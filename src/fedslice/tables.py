@@ -43,7 +43,8 @@ class IndexSets:
                 ids, whose = column.distinct(index, owner)
                 keys.append(whose * self.rows + ids)
             else:
-                ids = column[index].reshape(len(index), -1)
+                ids = column[index]
+                ids = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
                 keys.append((owner[:, None] * self.rows + ids).flatten())
         if self.padded:
             keys.append(torch.arange(len(clients), device=index.device) * self.rows + PAD)

@@ -98,7 +98,7 @@ class HeatCorrected(Combine):
 
     def correct(self, state: Heat, mean: Step, total: Accumulator) -> Step:
         """Line 9, on the rows that the cohort touched."""
-        if not mean:  # nobody sent anything that could be used
+        if not mean or not self.total_weight(state):  # nobody sent anything that could be used, or all have left
             return mean
         scale = 1.0
         if self.estimator == "horvitz-thompson":  # (N/K)·Σ w_i·Δ_i / W_m  =  c_m · mean · (N/K)·Σ_C w_i / W

@@ -318,6 +318,8 @@ def open_message(data: bytes, fingerprint: bytes) -> Opened:
         raise Refused("has another schema: recipe or model differ between client and server")
     if client >= 1 << 63 or t < 0 or model < -1 or upload < -1 or declined > 1:
         raise Refused("has a header with a number out of range")
+    if declined and kind != Kind.UPLOAD:
+        raise Refused(f"declines an update, and is of kind {Kind(kind).name.lower()}")
     end = _HEADER.size + _NUMBER * count
     if end > len(data):
         raise Refused(f"ends inside its header, after {len(data)} of {end} bytes")

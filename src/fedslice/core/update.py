@@ -120,11 +120,11 @@ class Update:
         return self.slice.clients
 
     def finite(self) -> Tensor:
-        """Return which clients' values have a finite norm: no NaN, and nothing that overflows when summed [clients]."""
+        """Return which clients' values have a finite square, so that nothing overflows when it is summed [clients]."""
         if not self.values:
             return torch.ones(self.clients, dtype=torch.bool)
         norms = [torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in self.values.values()]
-        return torch.isfinite(torch.stack(norms).amax(0)).cpu()
+        return torch.isfinite(torch.stack([norm.square() for norm in norms]).amax(0)).cpu()
 
     def masked(self, keep: Tensor) -> Update:
         """Return the update with zeros for all clients that are not in ``keep`` [clients]."""

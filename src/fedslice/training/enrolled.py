@@ -18,6 +18,7 @@ class Enrolled:
         self.count = 0  # number of enrolled clients
         self.next = 0  # a number that no client has had
         self._here = torch.zeros(0, dtype=torch.bool)  # by number, as the others; with room for more
+        self._gone = torch.zeros(0, dtype=torch.bool)  # who has been here, and left
         self._facts: dict[str, Tensor] = {}
         self._upload_round = torch.zeros(0, dtype=torch.int64)
         self._model_round = torch.zeros(0, dtype=torch.int64)
@@ -34,8 +35,15 @@ class Enrolled:
 
     def has(self, clients: Tensor) -> Tensor:
         """Return which of these clients are enrolled [clients]."""
+        return self._flag(self._here, clients)
+
+    def gone(self, clients: Tensor) -> Tensor:
+        """Return which of these clients have left [clients]."""
+        return self._flag(self._gone, clients)
+
+    def _flag(self, flags: Tensor, clients: Tensor) -> Tensor:
         known = (clients >= 0) & (clients < self.next)
-        return known & self._here[clients.where(known, 0)] if self.next else known & False
+        return known & flags[clients.where(known, 0)] if self.next else known & False
 
     def facts(self, name: str, clients: Tensor) -> Tensor:
         """Return a fact of these clients [clients, ...]."""
@@ -107,6 +115,7 @@ class Enrolled:
         self._grow(int(clients.max()) + 1)
         self.count += int((~self._here[clients]).sum())
         self._here[clients] = True
+        self._gone[clients] = False
         for name, values in facts.items():
             if name not in self._facts:
                 self._facts[name] = values.new_zeros(len(self._here), *values.shape[1:])
@@ -116,6 +125,7 @@ class Enrolled:
     def remove(self, clients: Tensor) -> None:
         """Forget clients. Their numbers are not used again."""
         self.count -= int(self._here[clients].sum())
+        self._gone[clients] = self._here[clients]
         self._here[clients] = False
         for name, values in self._facts.items():
             self._tell(name, clients, torch.zeros_like(values[clients]))
@@ -134,6 +144,7 @@ class Enrolled:
         if size > len(self._here):
             room = max(size, 2 * len(self._here))
             self._here = _longer(self._here, room, 0)
+            self._gone = _longer(self._gone, room, 0)
             self._upload_round = _longer(self._upload_round, room, NEVER)
             self._model_round = _longer(self._model_round, room, NEVER)
             self._facts = {name: _longer(values, room, 0) for name, values in self._facts.items()}
@@ -141,11 +152,11 @@ class Enrolled:
     def facts_dict(self) -> dict[str, Tensor]:
         """Return the enrolled clients with all facts, as tensors."""
         facts = {f"fact.{name}": values[: self.next] for name, values in self._facts.items()}
-        return {"here": self._here[: self.next]} | facts
+        return {"here": self._here[: self.next], "gone": self._gone[: self.next]} | facts
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue with saved clients."""
-        self._here = state["here"].bool().clone()
+        self._here, self._gone = state["here"].bool().clone(), state["gone"].bool().clone()
         self.next, self.count = len(self._here), int(self._here.sum())
         self._facts = {k.removeprefix("fact."): v.clone() for k, v in state.items() if k.startswith("fact.")}
         self._sums = {name: values.double().sum(0) for name, values in self._facts.items()}

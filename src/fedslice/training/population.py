@@ -111,7 +111,11 @@ class Population:
         return Message(head, schema.request(self.spec), slices.request(memory, t, here, hold))
 
     def examined(self, examination: Message) -> Message:
-        """Return the request of clients that are asked for scores: for all values, and for rows to test on."""
+        """Return the request of clients that are asked for scores: for all values, and for rows to test on.
+
+        What they have written since they were last heard of is settled first: their own model depends on it.
+        """
+        self.settle(examination.head.clients, examination.head.upload_round)
         t, clients, memory = examination.head.round, examination.head.clients, self.parts["slices"]
         head = replace(self._head(Kind.REQUEST, t, clients), model_round=torch.full_like(clients, NEVER))
         hold = self._with_test_rows(t, clients.to(self.device))
@@ -124,8 +128,8 @@ class Population:
         clients = head.clients.to(self.device)
         hold = self._with_test_rows(head.round, clients)
         down = self.spec.recipe.slices.came(self.parts["slices"], head.round, clients, hold)
-        came = self.receive(head, hold, down, preview.body)
-        self.memories.model_round[head.clients] = head.round
+        with self.memories.untouched():
+            came = self.receive(head, hold, down, preview.body)
 
         def own(_: Tensor, axes: Mapping[str, Axis]) -> Own:
             layout = hold.replace(axes)
@@ -154,10 +158,14 @@ class Population:
         if stage == "enrolment":
             for clients, draws in zip(cohort.clients.split(_AT_ONCE), cohort.draws.split(_AT_ONCE), strict=True):
                 yield Cohort(clients, draws)
+        elif stage == "evaluation":  # clients without test samples are apart: they have nothing to be padded to
+            sizes = self.task.federation.test.sizes.cpu()
+            tested = sizes[cohort.clients] > 0
+            for some in (tested, ~tested):
+                if bool(some.any()):
+                    yield from Cohort(cohort.clients[some], cohort.draws[some]).chunks(self.engine.chunk, sizes)
         else:
-            testing = stage == "evaluation"
-            likeness = self.task.federation.test.sizes.cpu() if testing else self._likeness
-            yield from cohort.chunks(self.engine.chunk, likeness)
+            yield from cohort.chunks(self.engine.chunk, self._likeness)
 
     def read(self, data: bytes) -> Message:
         """Read and check a message of the server.

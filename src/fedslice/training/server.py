@@ -227,7 +227,6 @@ class Server:
 
     def examination(self, clients: Cohort) -> Message:
         """Return the messages that ask clients to test the model that they would start from."""
-        self._scored = []
         head = self._head(Kind.EXAMINE, self.round, clients.clients, clients.draws)
         self._awaited.ask(head.clients, head.draws)
         return Message(head)
@@ -249,8 +248,9 @@ class Server:
         self.events.scored(message)
 
     def scores(self) -> Scores:
-        """Return the scores of everybody who has answered since :meth:`examination`."""
+        """Return the scores of everybody who has answered, once."""
         found = [(one.head.clients, one.body) for one in self._scored]
+        self._scored = []
         return Scores(
             torch.cat([clients for clients, _ in found]) if found else torch.zeros(0, dtype=torch.int64),
             {name: torch.cat([body[name][:, 0] for _, body in found]) for name in (found[0][1] if found else ())},
@@ -323,6 +323,8 @@ class Server:
             raise Refused(f"says it is from client {client}")
         if opened.head.round != self.round:
             raise Refused(f"belongs to round {opened.head.round}, this is round {self.round}")
+        if kind is not Kind.ENROL and not bool(self.enrolled.has(opened.head.clients)[0]):
+            raise Refused("is from a client that is not enrolled")
         if (client, draw) not in self._awaited:
             raise Refused("was not asked for, or has arrived before")
         return opened

@@ -85,9 +85,9 @@ class HeatCorrected(Combine):
         """Return c_m of some rows of a table, by default of all; 1 where nobody enrolled with the row."""
         spec = state.run.spec
         weight = state.weight[spec.tables[table].name]
-        own = weight if rows is None else weight[rows.cpu()]
-        coef = torch.full_like(own, self.total_weight(state)) / own  # a number by a tensor is inexact
-        coef.masked_fill_(own == 0, 1.0)
+        own = weight if rows is None else weight.index_select(0, rows.cpu())
+        coef = own.new_tensor(self.total_weight(state)) / own  # a number by a tensor is inexact
+        coef.nan_to_num_(nan=1.0, posinf=1.0)
         if self.max_coef is not None:
             coef.clamp_(max=self.max_coef)
         return coef.to(spec.dtypes[table]).to(state.run.device)

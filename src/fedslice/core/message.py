@@ -201,7 +201,7 @@ class Message:
     @property
     def clients(self) -> int:
         """Number of clients."""
-        return len(self.head.clients)
+        return self.head.clients.numel()
 
     def sizes(self) -> dict[str, Tensor]:
         """[clients] bytes of the body by field."""

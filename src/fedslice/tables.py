@@ -114,7 +114,7 @@ class Rows(Axis):
     """The rows that some clients hold."""
 
     def __init__(self, sets: IndexSets, clients: Tensor):
-        super().__init__(sets.counts[clients], lambda: Axis.from_flat(*sets.of(clients)).ids)
+        super().__init__(sets.counts.index_select(0, clients), lambda: Axis.from_flat(*sets.of(clients)).ids)
         self._sets, self._clients = sets, clients
 
     @property

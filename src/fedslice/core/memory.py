@@ -72,7 +72,7 @@ class ClientMemories:
 
     def end_round(self, t: int, clients: Tensor) -> None:
         """Note that what these clients have written belongs to round ``t``."""
-        self.pending_round[clients.cpu()] = t
+        self.pending_round.index_fill_(0, clients.cpu(), t)
 
     def settle(self, clients: Tensor, taken: Tensor) -> None:
         """Commit, drop or forget what is pending of these clients, of whom the server took round ``taken`` last.
@@ -81,8 +81,12 @@ class ClientMemories:
         no use to it.
         """
         who = clients.cpu()
-        pending, committed = self.pending_round[who], self.committed[who]
-        if torch.equal(taken, committed) and bool((pending == NEVER).all()):
+        pending, committed = self.pending_round.index_select(0, who), self.committed.index_select(0, who)
+        if not len(who) or (torch.equal(taken, committed) and int(pending.max()) == NEVER):
+            return
+        if not self._pending and torch.equal(taken, pending) and int(pending.min()) != NEVER:
+            self.committed.index_copy_(0, who, pending)  # nothing is written, and everybody was taken
+            self.pending_round.index_fill_(0, who, NEVER)
             return
         commit = (pending != NEVER) & (pending == taken)
         strange = ~commit & (taken != committed)

@@ -30,9 +30,8 @@ class RowDelta:
         return RowDelta(self.rows, change(self.values))
 
     def scaled(self, factor: Tensor) -> RowDelta:
-        """Return the values times a factor per row of the parameter [all rows]."""
-        own = factor if self.rows is None else factor[self.rows]
-        return RowDelta(self.rows, self.values * own.view(-1, *[1] * (self.values.dim() - 1)))
+        """Return the values times a factor per row [rows]."""
+        return RowDelta(self.rows, self.values * factor.view(-1, *[1] * (self.values.dim() - 1)))
 
     def dense(self, shape: torch.Size) -> Tensor:
         """Return the values on all rows, with zeros where there are none."""

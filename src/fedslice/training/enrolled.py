@@ -47,7 +47,7 @@ class Enrolled:
 
     def facts(self, name: str, clients: Tensor) -> Tensor:
         """Return a fact of these clients [clients, ...]."""
-        return self._facts[name][clients.cpu()]
+        return self._facts[name].index_select(0, clients.cpu())
 
     def all_facts(self, name: str) -> Tensor:
         """Return a fact of all enrolled clients, in the order of :meth:`numbers`."""
@@ -71,12 +71,13 @@ class Enrolled:
 
     def _of(self, rounds: Tensor, clients: Tensor) -> Tensor:
         who = clients.cpu()
-        known = who < self.next
-        if bool(known.all()):
-            return rounds[who]
-        out = torch.full_like(who, NEVER)
-        out[known] = rounds[who[known]]
-        return out
+        try:
+            return rounds.index_select(0, who)  # beyond the last client all are NEVER
+        except IndexError:
+            known = who < len(rounds)
+            out = torch.full_like(who, NEVER)
+            out[known] = rounds[who[known]]
+            return out
 
     def oldest(self) -> int:
         """Return the first round in which some client was taken for the last time; 0 if none ever was."""
@@ -91,7 +92,7 @@ class Enrolled:
 
     def sent(self, clients: Tensor, t: int) -> None:
         """Note that these clients were sent the download of round ``t``."""
-        self._model_round[clients.cpu()] = t
+        self._model_round.index_fill_(0, clients.cpu(), t)
 
     def forget_rounds(self, clients: Tensor) -> None:
         """Note that nothing is known of these clients' rounds."""
@@ -108,7 +109,7 @@ class Enrolled:
                         del self._clients_of[before]
             if t != NEVER and len(who):
                 self._clients_of[t] = self._clients_of.get(t, 0) + len(who)
-        self._upload_round[who] = t
+        self._upload_round.index_fill_(0, who, t)
 
     def add(self, clients: Tensor, facts: Mapping[str, Tensor]) -> None:
         """Enrol clients, or change the facts of enrolled ones."""

@@ -14,7 +14,7 @@ from fedslice.core import rng
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER, ClientMemories, Memory
-from fedslice.core.message import Body, Header, Kind, Message, open_message, unpack
+from fedslice.core.message import Body, Fields, Header, Kind, Message, open_message, unpack
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
@@ -204,7 +204,8 @@ class Population:
         slices = recipe.slices
         up, ids = slices.up(self.parts["slices"], t, work.clients, work.hold, work.start, end, work.came)
         update = self.plan.update(recipe, work, up, end)
-        reports = self._reports(work, up, end, trained)
+        fields = schema.upload(spec, work.hold, up, download.head.layout)
+        reports = self._reports(fields, work, up, end, trained)
         fine = update.finite()
         for entries in reports.values():
             if not isinstance(entries, Tensor):
@@ -216,14 +217,14 @@ class Population:
         body |= recipe.codec.encode(self.parts["codec"], head, update, work.came)
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
-            body |= dict.fromkeys(schema.fields_named(spec, up, name), masked)
+            body |= dict.fromkeys((n for n in fields if n == name or n.startswith(f"{name}.")), masked)  # one per type
         recipe.local.keep(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))
         self.memories.end_round(t, download.head.clients)
-        self.memories.model_round[download.head.clients] = t
+        self.memories.model_round.index_fill_(0, download.head.clients, t)
         self.events.trained(TrainedEvent(work, end, fine, trained.losses))
-        return Message(head, schema.upload(spec, work.hold, up, download.head.layout), body)
+        return Message(head, fields, body)
 
     def prepare(self, download: Message, recipe: Recipe | None = None, local: Memory | None = None) -> Work:
         """Return what the clients of a download train on.
@@ -249,7 +250,7 @@ class Population:
         start = self.begin(clients, hold, down, layout, came)
         aside = recipe.local.bring(local, clients, layout, down, came)
         reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
-        squares = "squares" in schema.up_names(self.spec, hold)
+        squares = "squares" in schema.reports(self.spec, hold)
         return Work(
             t, clients, head.draws, hold, down, layout, start, aside, reach,
             features, label, batches.real, squares, came, local,
@@ -310,9 +311,8 @@ class Population:
             values |= part.only([name]).pick({name: found[0]}, Slice.whole(len(clients), hold.shapes, [name]))
         return OnSlice(part, values)
 
-    def _reports(self, work: Work, up: Slice, end: Values, trained: Trained) -> dict[str, Any]:
+    def _reports(self, wanted: Fields, work: Work, up: Slice, end: Values, trained: Trained) -> dict[str, Any]:
         """Return what parts report besides the update, by field."""
-        wanted = schema.up_names(self.spec, up)
         out: dict[str, Any] = {}
         if "loss" in wanted:
             out["loss"] = trained.losses[:, None].cpu()
@@ -338,8 +338,8 @@ class Population:
             t,
             who,
             torch.zeros_like(who) if draws is None else draws.cpu(),
-            self.memories.model_round[who],
-            self.memories.committed[who],
+            self.memories.model_round.index_select(0, who),
+            self.memories.committed.index_select(0, who),
             layout,
             declined,
         )

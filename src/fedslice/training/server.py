@@ -15,7 +15,7 @@ from fedslice.combine import Accumulator
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER
-from fedslice.core.message import Body, Header, Kind, Message, Opened, open_message
+from fedslice.core.message import Body, Fields, Header, Kind, Message, Opened, open_message
 from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
@@ -179,7 +179,8 @@ class Server:
             update = _difference(update, self.model)
         judged = any(entries is update for entries in upload.body.values())  # by the client, in this very memory
         taken = torch.ones(len(clients), dtype=torch.bool) if judged else update.finite()
-        reports = self._reports(part, upload.body)
+        fields = schema.reports(self.spec, part)
+        reports = _on_slices(fields, upload.body)
         for name, entries in reports.items():
             taken &= entries.finite() if upload.body[name] is not entries else True
         if head.declined is not None:
@@ -193,7 +194,7 @@ class Server:
         for name, entries in reports.items():
             sums = self._sums.setdefault(name.partition(".")[0], Accumulator())
             sums.add(entries.masked(taken), weights)
-        self._tell(part, upload.body, taken)
+        self._tell(fields, upload.body, taken)
         recipe.slices.taken(self.states["slices"], clients, part, taken)
         recipe.codec.taken(state, head, update, taken)
         self.enrolled.took(used, t)
@@ -385,20 +386,8 @@ class Server:
         taken = torch.zeros(len(clients), dtype=torch.bool)
         self.events.taken(Taken(upload, nothing, Update(nothing, nothing, {}), taken))
 
-    def _reports(self, part: Slice, body: Body) -> dict[str, Update]:
-        """Return the reports of parts that sit on slices."""
-        out: dict[str, Update] = {}
-        for each in self.spec.recipe:
-            for name, field in each.up_fields(self.spec, part).items():
-                on = getattr(field, "on", None)
-                if on is not None:
-                    entries = body[name]
-                    out[name] = entries if isinstance(entries, Update) else Update(on, on, entries.at(on))
-        return out
-
-    def _tell(self, part: Slice, body: Body, taken: Tensor) -> None:
+    def _tell(self, fields: Fields, body: Body, taken: Tensor) -> None:
         """Keep what parts report on no slice, of clients that were taken."""
-        fields = {n: f for each in self.spec.recipe for n, f in each.up_fields(self.spec, part).items()}
         for name, field in fields.items():
             if getattr(field, "on", None) is None:
                 self._told.setdefault(name, []).append(body[name][taken.to(body[name].device)])
@@ -455,6 +444,17 @@ class Server:
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _on_slices(fields: Fields, body: Body) -> dict[str, Update]:
+    """The entries that sit on slices."""
+    out: dict[str, Update] = {}
+    for name, field in fields.items():
+        on = getattr(field, "on", None)
+        if on is not None:
+            entries = body[name]
+            out[name] = entries if isinstance(entries, Update) else Update(on, on, entries.at(on))
+    return out
 
 
 def _difference(update: Update, model: Values) -> Update:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedslice.core.errors import UserError
-    from fedslice.federation import Federation, Ragged
+    from fedslice.data.federation import Federation
+    from fedslice.data.ragged import Ragged
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
     from fedslice.task import Task
@@ -32,9 +33,9 @@ __all__ = [
 _HOMES = {
     "Client": "fedslice.training.parties",
     "Experiment": "fedslice.training.experiment",
-    "Federation": "fedslice.federation",
+    "Federation": "fedslice.data.federation",
     "Metric": "fedslice.metrics",
-    "Ragged": "fedslice.federation",
+    "Ragged": "fedslice.data.ragged",
     "Recipe": "fedslice.recipe",
     "Server": "fedslice.training.parties",
     "Task": "fedslice.task",

@@ -17,9 +17,10 @@ from torch.func import functional_call
 from fedslice.core import rng
 from fedslice.core.errors import UserError, unknown
 from fedslice.core.slice import Axis, Shapes, Slice, Values
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.index_sets import IndexSets
+from fedslice.data.ragged import Ragged
 from fedslice.metrics import Score, called, kind, measured, told
-from fedslice.tables import IndexSets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _MODERATE = 1e6  # outputs beyond it may overflow any loss, and say nothing against this one

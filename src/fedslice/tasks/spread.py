@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.partition import Ints, Way, held_out, partition, shards
+from fedslice.data.ways import Ints, Way, held_out, partition, shards
 from fedslice.tasks.entry import Options, Seed
 
 Size = Annotated[int, Field(ge=1, le=10**9)]

@@ -6,9 +6,9 @@ token sequences) are kept end to end, or as windows on a longer sequence, and pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from fedslice.core.errors import UserError
 from fedslice.data.columns import Array
+from fedslice.data.frame import Frame
 from fedslice.data.ragged import offsets_of
+from fedslice.data.roles import Roles
 from fedslice.data.samples import Samples, checked
-from fedslice.data.split import clients_of, held_out
-
-Ints = NDArray[np.int64]
+from fedslice.data.sources import read
+from fedslice.data.split import By, Ints, clients_of, held_out
+from fedslice.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class Federation:
     """The clients that can train (those with at least one training sample) and the samples to test on.
 
     ``ids`` are the clients' own names in the order of ``train``; inside the library a client is its place in
-    that order. Test samples may come from clients that do not train.
+    that order. Test samples may come from clients that do not train. ``vocabularies`` say, for each feature that is
+    made of ids and for a label that is a class, which value a number stands for.
     """
 
     train: Samples
     test: Samples
     ids: Array
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,14 +50,14 @@ class Federation:
         features: Mapping[str, Any],
         label: Any,
         test: Any = 0.2,
-        by: Literal["sample", "client"] = "sample",
+        by: By = "sample",
         seed: int = 0,
     ) -> Federation:
         """Group samples by client and hold some out.
 
-        ``test`` is a fraction, drawn over samples or over whole clients (``by``), or a boolean array that marks
-        the test samples. Features are arrays of numbers with one row per sample, or :class:`Ragged` for sequences of
-        differing lengths; a client's id is a number or a text.
+        ``test`` is a fraction, drawn over all samples, whole clients or each client's samples (``by``, see
+        :meth:`from_frame`), or a boolean array that marks the test samples. Features are arrays of numbers with one row
+        per sample, or :class:`Ragged` for sequences of differing lengths; a client's id is a number or a text.
 
         >>> f = Federation.from_arrays(client=[7, 3, 7], features={"x": [0, 1, 2]}, label=[0.0, 1.0, 1.0], test=0.0)
         >>> f.ids.tolist(), f.train.sizes.tolist()
@@ -64,20 +68,91 @@ class Federation:
         return cls._grouped(names, owner, samples, held_out(test, by, owner, seed))
 
     @classmethod
-    def _grouped(cls, names: Array, owner: Ints, samples: Samples, tested: NDArray[np.bool_]) -> Federation:
-        """Sort samples by their owner, keeping the order within each; those with ``tested`` go to the test set."""
-        trainable, place = np.unique(owner[~tested], return_inverse=True)
+    def from_frame(
+        cls,
+        source: Any,
+        client: str = "client",
+        label: str = "label",
+        *,
+        features: Sequence[str] | None = None,
+        ids: Sequence[str | Sequence[str]] = (),
+        dense: Mapping[str, Sequence[str]] | None = None,
+        lists: Mapping[str, str] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        classes: bool | None = None,
+        time: str | None = None,
+        test: Any = 0.2,
+        by: By = "within",
+        min_count: int = 1,
+        seed: int = 0,
+    ) -> Federation:
+        """Group the rows of a table by client and hold some out.
+
+        Every other column becomes a feature of its own name. Texts become ids, int32 [n], by a :class:`Vocabulary`
+        of the training samples, in which 0 stands for values that are not in it. Numbers, true and false become floats
+        [n]. Lists of either become sequences of differing lengths, which a model gets padded with 0, and beside them
+        their lengths as ``<name>_length``. Times and missing values are refused.
+
+        Args:
+            source: A polars or pandas DataFrame, a Hugging Face ``Dataset``, a path to a CSV or Parquet file, or to a
+                folder with one such file for each client, named after it.
+            client: The column of clients' ids, texts or whole numbers; of a folder, the name for this column.
+            label: The column of labels. Floats are numbers to predict, texts and booleans classes 0, 1, … (int64);
+                whole numbers are classes if they are 0, 1, … without a gap, else ``classes`` must say it.
+            features: The columns to use; all by default.
+            ids: Columns of whole numbers, or of lists of them, that are ids. Columns in a list of their own share a
+                vocabulary: ``ids=["shop", ["item", "history"]]``.
+            dense: Columns of numbers to put into one feature [n, columns], by its name: ``{"x": ["age", "price"]}``.
+            lists: Columns of texts that hold lists, as in a CSV file, and what separates the items: ``{"tags": "|"}``.
+            fill: A value for missing ones, by column.
+            classes: Whether labels are classes.
+            time: The column of times, or of numbers that grow with time. Samples of a client are then in its order, and
+                the latest are held out. It is no feature.
+            test: The share of samples to hold out, or the column of booleans that marks them.
+            by: Of what ``test`` is a share: of each client's samples (``"within"``, at least one stays), of all samples
+                (``"sample"``), or of the clients (``"client"``), who then do not train.
+            min_count: How often an id must occur in training samples to have a number other than 0.
+            seed: The seed of the draw of test samples.
+
+        Example:
+            >>> shop = pl.DataFrame({"user": ["ann", "bob", "ann"], "item": ["tea", "oil", "oil"], "y": [1.0, 5, 2]})
+            >>> f = Federation.from_frame(shop, client="user", label="y", test=0.0)
+            >>> f.ids.tolist(), f.train.features["item"].tolist(), f.vocabularies["item"].size
+            (['ann', 'bob'], [2, 1, 1], 3)
+        """
+        marks = test if isinstance(test, str) else None
+        roles = Roles(
+            client, label, features, ids, dense or {}, lists or {}, fill or {}, classes, time, marks, min_count
+        )
+        frame = Frame(read(source, client), roles)
+        names, owner = frame.clients()
+        order = frame.order()
+        tested = frame.marked() if marks else held_out(test, by, owner, seed, order)
+        given, vocabularies = frame.features(~tested)
+        target, kinds = frame.label()
+        if kinds is not None:
+            vocabularies[label] = kinds
+        grouped = cls._grouped(names, owner, checked(given, target, len(owner)), tested, order)
+        return replace(grouped, vocabularies=vocabularies)
+
+    @classmethod
+    def _grouped(
+        cls, names: Array, owner: Ints, samples: Samples, tested: NDArray[np.bool_], order: Ints | None = None
+    ) -> Federation:
+        """Sort samples by their owner, in the given order within each; those with ``tested`` go to the test set."""
+        counts = np.bincount(owner[~tested], minlength=len(names))
+        trainable = np.flatnonzero(counts)
         if not len(trainable):
             raise UserError("the federation has no training sample; hold fewer samples out (test=...).")
-        order = np.flatnonzero(~tested)[np.argsort(place, kind="stable")]
-        sizes = np.bincount(place, minlength=len(trainable))
-        train = samples.take(torch.from_numpy(order), offsets_of(torch.from_numpy(sizes)))
-        known = np.isin(owner, trainable) & tested
-        place = np.searchsorted(trainable, owner[known])
-        strangers = np.flatnonzero(tested & ~known)
-        order = np.concatenate([np.flatnonzero(known)[np.argsort(place, kind="stable")], strangers])
-        sizes = np.bincount(place, minlength=len(trainable))
-        return cls(train, samples.take(torch.from_numpy(order), offsets_of(torch.from_numpy(sizes))), names[trainable])
+        place = np.where(counts > 0, np.cumsum(counts > 0) - 1, len(trainable))[owner]  # strangers come last
+        order = np.arange(len(owner)) if order is None else order
+        parts = []
+        for chosen in (~tested, tested):
+            rows = order[chosen[order]]
+            rows = rows[np.argsort(place[rows], kind="stable")]
+            sizes = np.bincount(place[rows], minlength=len(trainable))[: len(trainable)]
+            parts.append(samples.take(torch.from_numpy(rows), offsets_of(torch.from_numpy(sizes))))
+        return cls(parts[0], parts[1], names[trainable])
 
     def pooled(self) -> Federation:
         """All training samples in the hands of one client: the reference that is not federated."""
@@ -88,8 +163,8 @@ class Federation:
         """Return a federation of one client, under another number than 0; clients below it have no samples."""
         before = torch.zeros(number, dtype=torch.int64)
         train, test = (replace(part, offsets=torch.cat([before, part.offsets])) for part in (self.train, self.test))
-        return Federation(train, test, np.arange(number + 1))
+        return replace(self, train=train, test=test, ids=np.arange(number + 1))
 
     def to(self, device: torch.device) -> Federation:
         """The same federation on another device."""
-        return Federation(self.train.to(device), self.test.to(device), self.ids)
+        return replace(self, train=self.train.to(device), test=self.test.to(device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,13 @@ from fedslice.core.errors import UserError, unknown
 from fedslice.data import columns
 from fedslice.data.columns import Array
 
+Ints = NDArray[np.int64]
+By = Literal["within", "sample", "client"]
 
-def clients_of(client: Any) -> tuple[Array, NDArray[np.int64]]:
+_WITHIN = 1002  # a stream beside those in which samples are dealt to clients (fedslice.data.ways)
+
+
+def clients_of(client: Any) -> tuple[Array, Ints]:
     """The distinct ids in order, and for each sample its client's place among them."""
     ids = columns.array("client", client)
     if ids.ndim != 1:
@@ -38,8 +43,17 @@ def clients_of(client: Any) -> tuple[Array, NDArray[np.int64]]:
     return names, place
 
 
-def held_out(test: Any, by: str, owner: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Return True for the samples to test on: as ``test`` marks them, or a share of samples or of clients."""
+def held_out(test: Any, by: By, owner: Ints, seed: int, order: Ints | None = None) -> NDArray[np.bool_]:
+    """Return True for the samples to test on.
+
+    Args:
+        test: A boolean for each sample, or a share. Of n samples, ``test * n`` are held out, rounded.
+        by: Of what the share is taken: ``"within"`` each client's samples, of which at least one stays;
+            all clients' samples (``"sample"``); or the clients, who then do not train (``"client"``).
+        owner: The client of each sample.
+        seed: The seed of the draw.
+        order: All samples from the earliest to the latest. The latest are then held out, and nothing is drawn.
+    """
     if not isinstance(test, int | float | np.number):
         mask = columns.array("test", test)
         if mask.shape != owner.shape or mask.dtype != np.bool_:
@@ -48,15 +62,35 @@ def held_out(test: Any, by: str, owner: NDArray[np.int64], seed: int) -> NDArray
                 f"({len(owner)})."
             )
         return mask
-    if by not in ("sample", "client"):
-        raise unknown("way to split, by=", by, ("sample", "client"))
+    if by not in get_args(By):
+        raise unknown("way to split, by=", by, get_args(By))
     if not 0 <= test < 1:
         raise UserError(f"test={test} is not a fraction; give a number from 0 up to, not including, 1.")
+    if by == "client" and order is not None:
+        raise UserError("time orders samples and by='client' holds out whole clients; leave one of them out.")
+    if by == "within":
+        return _of_each(float(test), owner, seed, order)
     pool = np.arange(len(owner)) if by == "sample" else np.unique(owner)
-    order = rng.generator(seed, rng.Purpose.SPLIT).permutation(len(pool))
-    chosen = pool[order[: round(test * len(pool))]]
+    count = round(test * len(pool))
+    if order is not None:
+        chosen = order[len(order) - count :]
+    else:
+        chosen = pool[rng.generator(seed, rng.Purpose.SPLIT).permutation(len(pool))[:count]]
     if by == "client":
         return np.isin(owner, chosen)
     mask = np.zeros(len(owner), dtype=np.bool_)
     mask[chosen] = True
+    return mask
+
+
+def _of_each(test: float, owner: Ints, seed: int, order: Ints | None) -> NDArray[np.bool_]:
+    """The latest samples of each client, or some at random: ``test * n`` of n, halves up, but never all."""
+    if order is None:
+        order = np.argsort(rng.bits(seed, rng.Purpose.SPLIT, _WITHIN, np.arange(len(owner))), kind="stable")
+    order = order[np.argsort(owner[order], kind="stable")]
+    sizes = np.bincount(owner)
+    kept = sizes - np.minimum(np.floor(test * sizes + 0.5).astype(np.int64), np.maximum(sizes - 1, 0))
+    first = np.cumsum(sizes) - sizes
+    mask = np.zeros(len(owner), dtype=np.bool_)
+    mask[order] = np.arange(len(owner)) >= np.repeat(first + kept, sizes)
     return mask

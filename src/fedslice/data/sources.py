@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from fedslice.core.errors import UserError, shown
@@ -68,13 +69,13 @@ def _from_pandas(frame: Any) -> pl.DataFrame:
 
 
 def _pandas_column(name: str, column: Any) -> pl.Series:
-    if isinstance(column.dtype.type, type) and getattr(column.dtype, "kind", "O") in "biufM":
-        values = column.to_numpy()
-        if values.dtype.kind in "biufM":  # nullable integers and times with a zone come as objects
-            return pl.Series(name, values)
+    values = column.to_numpy()
+    if values.dtype.kind in "mM" and values.dtype != f"{values.dtype.kind}8[ns]":  # polars has no whole seconds
+        values = values.astype(f"{values.dtype.kind}8[us]")
+    if values.dtype.kind in "biufmM":
+        return pl.Series(name, values.astype(np.float32) if values.dtype == np.float16 else values)
     missing = column.isna().to_numpy().tolist()
-    values = [None if gone else value for value, gone in zip(column.tolist(), missing, strict=True)]
-    return _strict(name, values)
+    return _strict(name, [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)])
 
 
 def _strict(name: str, values: list[Any]) -> pl.Series:

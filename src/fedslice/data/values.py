@@ -117,8 +117,8 @@ class Column:
             classes = not dtype.is_float()
             if dtype.is_integer() and not _from_zero(series):
                 raise UserError(
-                    f"label {self.name!r} holds whole numbers from {series.min()!r} to {series.max()!r}; give classes=True "
-                    "if they are classes, or classes=False if they are numbers to predict."
+                    f"label {self.name!r} holds whole numbers from {series.min()!r} to {series.max()!r}; give "
+                    "classes=True if they are classes, or classes=False if they are numbers to predict."
                 )
         if not classes:
             if not number:

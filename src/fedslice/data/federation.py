@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedslice.core.errors import UserError
+from fedslice.data import torch_datasets
 from fedslice.data.columns import Array
 from fedslice.data.frame import Frame
+from fedslice.data.partition import NOBODY, Partition
 from fedslice.data.ragged import offsets_of
 from fedslice.data.roles import Roles
-from fedslice.data.samples import Samples, checked
+from fedslice.data.samples import Feature, Samples, checked
 from fedslice.data.sources import read
-from fedslice.data.split import By, Ints, clients_of, held_out
+from fedslice.data.split import By, Ints, by_client, clients_of, held_out
 from fedslice.data.vocabulary import Vocabulary
 
 
@@ -136,6 +139,57 @@ class Federation:
         return replace(grouped, vocabularies=vocabularies)
 
     @classmethod
+    def partition(
+        cls,
+        dataset: Any,
+        how: Partition,
+        clients: int = 100,
+        *,
+        names: Sequence[str] | None = None,
+        test: Any = 0.2,
+        seed: int = 0,
+    ) -> Federation:
+        """Spread the samples of a PyTorch dataset over clients.
+
+        Every sample is read once. Items that are sequences of differing lengths are taken as such.
+
+        Args:
+            dataset: A map-style dataset whose samples are tuples or dictionaries with an item ``label``.
+            how: Who gets which samples, for example ``partition.dirichlet(0.1)``, see :mod:`fedslice.data.partition`.
+            clients: Number of clients.
+            names: What the items of a tuple are called, ``("x", "label")`` for pairs. A model gets them by name.
+            test: The share of each client's samples to hold out, or a dataset to test on, which belongs to nobody
+                unless ``how`` deals it out.
+            seed: The seed of the draws.
+
+        Example:
+            >>> pairs = torch.utils.data.TensorDataset(torch.rand(60, 4), torch.arange(60) % 3)
+            >>> Federation.partition(pairs, partition.pathological(classes=1), clients=3, test=0.0).train.sizes.tolist()
+            [20, 20, 20]
+        """
+        if not isinstance(how, Partition):
+            raise UserError(f"a partition is {how!r:.40}, expected one such as fedslice.partition.dirichlet(0.1).")
+        parts = [torch_datasets.read(dataset, names)]
+        share = isinstance(test, int | float)
+        if not share:
+            parts.append(torch_datasets.read(test, names))
+        samples = [_labelled(part) for part in parts]
+        kinds = [_kinds(part.label, how) for part in samples]
+        owner, tested = how.owners(kinds[0], np.zeros(0, np.int64) if share else kinds[1], clients, seed)
+        used = np.flatnonzero(owner != NOBODY)
+        train = samples[0].take(torch.from_numpy(used), torch.tensor([0, len(used)]))
+        owner = owner[used]
+        if share:
+            return cls._grouped(np.arange(clients), owner, train, held_out(test, "within", owner, seed))
+        tested = np.where(tested == NOBODY, clients, tested)
+        return cls._grouped(
+            np.arange(clients + 1),
+            np.concatenate([owner, tested]),
+            train.joined(samples[1]),
+            np.arange(len(owner) + len(tested)) >= len(owner),
+        )
+
+    @classmethod
     def _grouped(
         cls, names: Array, owner: Ints, samples: Samples, tested: NDArray[np.bool_], order: Ints | None = None
     ) -> Federation:
@@ -149,7 +203,7 @@ class Federation:
         parts = []
         for chosen in (~tested, tested):
             rows = order[chosen[order]]
-            rows = rows[np.argsort(place[rows], kind="stable")]
+            rows = rows[by_client(place[rows], len(trainable) + 1)]
             sizes = np.bincount(place[rows], minlength=len(trainable))[: len(trainable)]
             parts.append(samples.take(torch.from_numpy(rows), offsets_of(torch.from_numpy(sizes))))
         return cls(parts[0], parts[1], names[trainable])
@@ -168,3 +222,22 @@ class Federation:
     def to(self, device: torch.device) -> Federation:
         """The same federation on another device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+
+def _labelled(columns: dict[str, Feature]) -> Samples:
+    if "label" not in columns:
+        raise UserError(f"samples have {', '.join(columns)} and no item 'label'; add it or rename one.")
+    label = columns["label"]
+    return checked({name: column for name, column in columns.items() if name != "label"}, label, len(label))
+
+
+def _kinds(label: Tensor, how: Partition) -> Ints:
+    """Labels as the partition looks at them."""
+    if how.way == "iid":
+        return np.zeros(len(label), np.int64)
+    if label.dim() != 1 or label.is_floating_point():
+        raise UserError(
+            f"partition {how.way} goes by classes, and labels have shape {tuple(label.shape)} and type "
+            f"{label.dtype}; give one whole number each, or partition.iid()."
+        )
+    return label.cpu().numpy().astype(np.int64)

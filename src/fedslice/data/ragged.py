@@ -56,6 +56,12 @@ class Ragged:
             return Ragged(self.values, starts, lengths)
         return Ragged(self.values[members(starts, lengths)[0]], offsets_of(lengths))
 
+    def joined(self, other: Ragged) -> Ragged:
+        """These sequences and then others."""
+        starts = [self.offsets[: len(self)], other.offsets[: len(other)] + len(self.values)]
+        values, lengths = torch.cat([self.values, other.values]), torch.cat([self.lengths, other.lengths])
+        return Ragged(values, torch.cat(starts), lengths)
+
     def distinct(self, index: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
         """Values of sequences ``index``, each place of the storage once per owner, and the owner of each value.
 

@@ -63,10 +63,42 @@ class Samples:
         features = {n: c.take(index) if isinstance(c, Ragged) else c[index] for n, c in self.features.items()}
         return Samples(features, self.label[index], offsets)
 
+    def joined(self, other: Samples) -> Samples:
+        """These samples and others of the same features, as those of one client."""
+        if self.features.keys() != other.features.keys():
+            raise UserError(f"samples have features {[*other.features]} where others have {[*self.features]}.")
+        features: dict[str, Feature] = {}
+        for name, column in self.features.items():
+            more = other.features[name]
+            if isinstance(column, Ragged) or isinstance(more, Ragged):
+                features[name] = _ragged(name, column).joined(_ragged(name, more))
+            else:
+                features[name] = _stacked(f"feature {name!r}", column, more)
+        label = _stacked("label", self.label, other.label)
+        return Samples(features, label, torch.tensor([0, len(label)]))
+
     def to(self, device: torch.device) -> Samples:
         """The same samples on another device."""
         moved: dict[str, Feature] = {name: column.to(device) for name, column in self.features.items()}
         return Samples(moved, self.label.to(device), self.offsets.to(device))
+
+
+def _ragged(name: str, column: Feature) -> Ragged:
+    """Sequences of one length, by chance, among others."""
+    if isinstance(column, Ragged):
+        return column
+    if column.dim() != 2:
+        raise UserError(f"feature {name!r} has sequences in one dataset and shape {tuple(column.shape)} in the other.")
+    return Ragged(column.flatten(), torch.arange(len(column) + 1) * column.shape[1])
+
+
+def _stacked(whose: str, one: Tensor, other: Tensor) -> Tensor:
+    if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+        raise UserError(
+            f"{whose} has rows of shape {tuple(one.shape[1:])} and type {one.dtype} to train on, and of shape "
+            f"{tuple(other.shape[1:])} and type {other.dtype} to test on; give both the same."
+        )
+    return torch.cat([one, other])
 
 
 def checked(features: Mapping[str, Any], label: Any, count: int) -> Samples:

@@ -241,6 +241,8 @@ class Task:
         try:
             value = self.loss(output, label)
         except Exception as error:
+            if not label.is_floating_point():
+                expected += "; whole numbers are classes, so make numbers to predict floats (from_frame: classes=False)"
             raise UserError(
                 f"the loss {called(self.loss)} raised {told(error)} on outputs of shape {tuple(output.shape)} "
                 f"({_type(output)}) and labels of shape {tuple(label.shape)} ({_type(label)}); {expected}."

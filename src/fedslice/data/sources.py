@@ -75,21 +75,25 @@ def _pandas_column(name: str, column: Any) -> pl.Series:
     if values.dtype.kind in "biufmM":
         return pl.Series(name, values.astype(np.float32) if values.dtype == np.float16 else values)
     missing = column.isna().to_numpy().tolist()
-    return _strict(name, [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)])
+    items = [value.tolist() if isinstance(value, np.ndarray) else value for value in values.tolist()]
+    return _strict(name, [None if gone else value for value, gone in zip(items, missing, strict=True)])
 
 
 def _strict(name: str, values: list[Any]) -> pl.Series:
-    """A column of one type; whole and other numbers together are numbers."""
-    try:
-        return pl.Series(name, values)
-    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
-        kinds = sorted({type(one).__name__ for one in values if one is not None})
-    if kinds == ["float", "int"]:
+    """A column of one type, in lists too; whole and other numbers together are numbers."""
+    kinds = {type(one) for one in values if one is not None}
+    inner = {type(one) for row in values for one in row or () if one is not None} if kinds == {list} else set()
+    if kinds | inner == {int, float}:
         return pl.Series(name, values, dtype=pl.Float64, strict=False)
-    found = " and ".join(kinds) if len(kinds) > 1 else f"{kinds[0]}, which differ among themselves"
+    if len(inner) < 2 or inner == {int, float}:
+        try:
+            return pl.Series(name, values, dtype=pl.List(pl.Float64) if inner == {int, float} else None)
+        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+            pass
+    found = " and ".join(sorted(kind.__name__ for kind in inner or kinds))
     raise UserError(
-        f"column {name!r} holds values of type {found}, expected one type; convert them, for example with "
-        f"frame[{name!r}].astype(str)."
+        f"column {name!r} holds values of type {found}, expected one type that polars knows; convert them, for example "
+        f"with frame[{name!r}].astype(str)."
     )
 
 

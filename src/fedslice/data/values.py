@@ -66,7 +66,7 @@ class Column:
         """Whether the values are ids or numbers; anything else is refused."""
         dtype = self._series.dtype
         inner = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
-        if inner == pl.String or (self._declared and inner.is_integer()):
+        if inner == pl.String or (self._declared and inner == pl.Int64):
             return Kind.IDS
         if self._declared:
             raise UserError(f"{self._whose} holds {dtype} and ids are texts or whole numbers; convert it.")
@@ -74,7 +74,7 @@ class Column:
             return Kind.NUMBERS
         if inner.is_temporal():
             raise UserError(
-                f"{self._whose} holds times ({dtype}), expected numbers or texts; name it time=... if it orders the "
+                f"{self._whose} holds times ({dtype}), expected numbers or texts; name it by time= if it orders the "
                 "samples, make numbers of it (hours, weekdays), or leave it out (features=[...])."
             )
         if isinstance(inner, pl.List | pl.Array):
@@ -181,10 +181,10 @@ class Column:
         return torch.from_numpy(series.cast(pl.Float64).to_numpy(writable=True)).to(dtype)
 
     def _as_ids(self, series: pl.Series) -> pl.Series:
-        """Whole numbers of any size as int64."""
+        """Whole numbers of any size as int64; lists that are all empty, whose type is not known, too."""
         dtype = series.dtype
         inner = dtype.inner if isinstance(dtype, pl.List) else dtype
-        if not inner.is_integer():
+        if not (inner.is_integer() or inner == pl.Null):
             return series
         try:
             return series.cast(pl.List(pl.Int64) if isinstance(dtype, pl.List) else pl.Int64)
@@ -197,7 +197,7 @@ class Column:
         if series.dtype == pl.Null or series.dtype.is_integer():  # a CSV file in which no list has two items
             series = series.cast(pl.String)
         if series.dtype != pl.String:
-            raise UserError(f"{self._whose} holds {series.dtype}, which lists=... cannot split; it splits texts.")
+            raise UserError(f"{self._whose} holds {series.dtype}, which lists= cannot split; it splits texts.")
         series = series.fill_null("")
         text = pl.col(self.name)
         items = pl.when(text != "").then(text.str.split(separator)).otherwise(pl.lit([], dtype=pl.List(pl.String)))

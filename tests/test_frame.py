@@ -297,6 +297,7 @@ def test_features_have_the_types_that_are_documented() -> None:
         h=pl.Series(["x", "y"], dtype=pl.Categorical), i=pl.Series(["x", "y"], dtype=pl.Enum(["y", "x"])),
         j=pl.Series(["1.5", "2"]).cast(pl.Decimal(scale=1)),
         k=pl.Series([["u", "v"], ["v", "v"]], dtype=pl.Array(pl.String, 2)),
+        l=pl.Series([["u"], ["v"]], dtype=pl.List(pl.Categorical)),
     )  # fmt: skip
     kinds = {
         name: (type(column).__name__, (column.values if isinstance(column, Ragged) else column).dtype)
@@ -306,7 +307,7 @@ def test_features_have_the_types_that_are_documented() -> None:
     assert kinds == {
         "a": ("Tensor", ids), "b": ("Tensor", floats), "c": ("Tensor", floats), "d": ("Tensor", floats),
         "e": ("Ragged", ids), "f": ("Ragged", floats), "g": ("Tensor", floats), "h": ("Tensor", ids),
-        "i": ("Tensor", ids), "j": ("Tensor", floats), "k": ("Tensor", ids),
+        "i": ("Tensor", ids), "j": ("Tensor", floats), "k": ("Tensor", ids), "l": ("Ragged", ids),
     }  # fmt: skip
     assert feature(federation, "g") == [[1.0, 2.0], [3.0, 4.0]]
     assert feature(federation, "k") == [[1, 2], [2, 2]]
@@ -332,6 +333,8 @@ def test_whole_numbers_are_ids_where_they_are_declared() -> None:
         options={"ids": [("m", "n")]},
     )
     assert mixed.vocabularies["m"].values == [1, 2, 3]
+    pairs = made(m=pl.Series([[1, 9], [9, 1]], dtype=pl.Array(pl.Int16, 2)), options={"ids": ["m"]})
+    assert feature(pairs, "m") == [[1, 2], [2, 1]]
 
 
 def test_ids_that_training_does_not_know_or_sees_rarely_are_zero() -> None:
@@ -454,6 +457,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"x": pl.Series([[1, 2], [1, None]], dtype=pl.Array(pl.Int64, 2))}, "lists with missing values in 1 row, row 1"),
     ({"x": [["a"], None]}, "column 'x' has missing values in 1 row, row 1"),
     ({"x": [1.0, math.inf]}, "'x' row 1 is NaN or infinite"),
+    ({"x": [[1.0, 2.0], [3.0, math.inf]]}, "'x' row 1 is NaN or infinite"),
+    ({"x": [1.0, 2.0], "y": [2**64 - 1, 0], "options": {"classes": True}}, "beyond 64 bits"),
     ({"x": [1.0, 2.0], "y": [1.0, math.nan]}, "column 'y' has missing values in 1 row, row 1"),
     ({"x": [1.0, 2.0], "y": [1.0, math.inf]}, "label row 1 is NaN or infinite"),
     ({"x": [1.0, 2.0], "user": ["a", None]}, "column 'user' has missing values in 1 row, row 1"),

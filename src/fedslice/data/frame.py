@@ -57,15 +57,18 @@ class Frame:
         return self._columns[self.roles.label].label(self.roles.classes)
 
     def features(self, train: NDArray[np.bool_]) -> tuple[dict[str, Feature], dict[str, Vocabulary]]:
-        """Features by name, and the vocabularies of those that are ids, from the samples to train on."""
+        """Features by name, and the vocabularies of those that are ids, from the samples to train on.
+
+        To be asked for once: a column is let go of as soon as it is a feature, which halves what a large file takes.
+        """
         grouped = set(self.roles.grouped)
         vocabularies = self._vocabularies(train)
         given: dict[str, Feature] = {}
         for name, members in self.roles.dense.items():
-            given[name] = torch.stack([self._columns[member].numbers(f"dense[{name!r}]") for member in members], 1)
+            given[name] = torch.stack([self._columns.pop(member).numbers(f"dense[{name!r}]") for member in members], 1)
         for name in self._features:
             if name not in grouped:
-                given[name] = self._columns[name].feature(vocabularies.get(name))
+                given[name] = self._columns.pop(name).feature(vocabularies.get(name))
         if not given:
             raise UserError("no column is left for features beside client, label, time and test; give one at least.")
         return given, vocabularies

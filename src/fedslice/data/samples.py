@@ -139,7 +139,14 @@ def _column(whose: str, column: Any, count: int) -> Feature:
         _check_windows(whose, array)
     flat = array.values if isinstance(array, Ragged) else array
     if flat.is_floating_point() and not bool(torch.isfinite(flat).all()):
-        row = int((~torch.isfinite(flat)).reshape(len(flat), -1).any(1).nonzero()[0])
+        wrong = (~torch.isfinite(flat)).reshape(len(flat), -1).any(1)
+        if isinstance(array, Ragged):
+            so_far = torch.cat([torch.zeros(1, dtype=torch.int64), wrong.cumsum(0)])
+            starts = array.offsets[: len(array)]
+            wrong = so_far[starts + array.lengths] > so_far[starts]
+            if not bool(wrong.any()):
+                return array  # it lies in no sequence
+        row = int(wrong.nonzero()[0])
         raise UserError(f"{whose} row {row} is NaN or infinite; every value must be finite.")
     return array
 

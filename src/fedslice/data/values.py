@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -65,7 +65,7 @@ class Column:
     def kind(self) -> Kind:
         """Whether the values are ids or numbers; anything else is refused."""
         dtype = self._series.dtype
-        inner = dtype.inner if isinstance(dtype, pl.List | pl.Array) else dtype
+        inner = _inner(dtype)
         if inner == pl.String or (self._declared and inner == pl.Int64):
             return Kind.IDS
         if self._declared:
@@ -182,12 +182,11 @@ class Column:
 
     def _as_ids(self, series: pl.Series) -> pl.Series:
         """Whole numbers of any size as int64; lists that are all empty, whose type is not known, too."""
-        dtype = series.dtype
-        inner = dtype.inner if isinstance(dtype, pl.List) else dtype
+        inner = _inner(series.dtype)
         if not (inner.is_integer() or inner == pl.Null):
             return series
         try:
-            return series.cast(pl.List(pl.Int64) if isinstance(dtype, pl.List) else pl.Int64)
+            return series.cast(_of(series.dtype, pl.Int64()))
         except pl.exceptions.PolarsError:
             raise UserError(f"{self._whose} holds a whole number beyond 64 bits; convert it to texts.") from None
 
@@ -253,12 +252,25 @@ class Column:
 
 
 def _plain(series: pl.Series) -> pl.Series:
-    """Categories as texts and decimals as numbers."""
-    if series.dtype in (pl.Categorical, pl.Enum):
-        return series.cast(pl.String)
-    if series.dtype == pl.Decimal:
-        return series.cast(pl.Float64)
+    """Categories as texts and decimals as numbers, in lists too."""
+    inner = _inner(series.dtype)
+    if inner in (pl.Categorical, pl.Enum):
+        return series.cast(_of(series.dtype, pl.String()))
+    if inner == pl.Decimal:
+        return series.cast(_of(series.dtype, pl.Float64()))
     return series
+
+
+def _inner(dtype: pl.DataType) -> pl.DataType:
+    """The type of a list's items, or of other values."""
+    return cast(pl.DataType, dtype.inner) if isinstance(dtype, pl.List | pl.Array) else dtype
+
+
+def _of(dtype: pl.DataType, inner: pl.DataType) -> pl.DataType:
+    """The type with other items."""
+    if isinstance(dtype, pl.Array):
+        return pl.Array(inner, dtype.size)
+    return pl.List(inner) if isinstance(dtype, pl.List) else inner
 
 
 def _flat(series: pl.Series) -> pl.Series:

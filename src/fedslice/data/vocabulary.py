@@ -156,7 +156,10 @@ def _series(values: Iterable[Any]) -> pl.Series:
         except (ValueError, OverflowError, TypeError, pl.exceptions.PolarsError):
             raise UserError("a vocabulary has a number beyond 64 bits or a text that is not Unicode.") from None
     if series.dtype.is_integer():
-        return series.cast(pl.Int64)
+        try:
+            return series.cast(pl.Int64)
+        except pl.exceptions.PolarsError:
+            raise UserError("a vocabulary has a number beyond 64 bits; give it as a text.") from None
     if series.dtype not in _WORDS:
         raise UserError(f"a vocabulary's values are of type {series.dtype}, expected texts or whole numbers.")
     return series

@@ -80,10 +80,8 @@ class Frame:
         found: dict[str, Vocabulary] = {}
         for group in [*groups, *((name,) for name in alone)]:
             columns = [self._columns[name] for name in group]
-            if len({column.values.dtype for column in columns}) > 1:
-                types = ", ".join(
-                    f"{name!r} {column.values.dtype}" for name, column in zip(group, columns, strict=True)
-                )
+            if len({column.dtype for column in columns}) > 1:
+                types = ", ".join(f"{column.name!r} {column.dtype}" for column in columns)
                 raise UserError(f"ids that share a vocabulary are of different types ({types}); convert one of them.")
             seen = pl.concat([column.among(train) for column in columns])
             if self.roles.min_count > 1:

@@ -62,10 +62,14 @@ class Column:
         return _flat(self._series)
 
     @property
+    def dtype(self) -> pl.DataType:
+        """The type of the values, of lists that of their items."""
+        return _inner(self._series.dtype)
+
+    @property
     def kind(self) -> Kind:
         """Whether the values are ids or numbers; anything else is refused."""
-        dtype = self._series.dtype
-        inner = _inner(dtype)
+        dtype, inner = self._series.dtype, self.dtype
         if inner == pl.String or (self._declared and inner == pl.Int64):
             return Kind.IDS
         if self._declared:

@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from polars.testing.parametric import column, dataframes
 from torch import Tensor, nn
 
 import pandas_like
@@ -261,8 +262,8 @@ def test_a_text_or_a_number_can_say_when() -> None:
         [7, -3, 2], [0.5, 0.1, 0.2], [dt.date(2024, 5, 1), dt.date(2023, 1, 1), dt.date(2024, 1, 1)],
         [dt.time(9), dt.time(7), dt.time(8)],
     ]  # fmt: skip
-    for column in times:
-        federation = Federation.from_frame(table.with_columns(t=pl.Series(column)), **ROLES, time="t", test=0.4)
+    for when in times:
+        federation = Federation.from_frame(table.with_columns(t=pl.Series(when)), **ROLES, time="t", test=0.4)
         assert (federation.train.label.tolist(), federation.test.label.tolist()) == ([2.0, 3.0], [1.0])
         assert [*federation.train.features] == ["x"]
 
@@ -438,6 +439,48 @@ def test_the_work_in_python_does_not_grow_with_the_rows() -> None:
 
     calls(300)  # what is loaded and cached at first
     assert abs(calls(30_000) - calls(300)) < 200
+
+
+USERS = column("user", strategy=st.sampled_from(["a", "b", "c"]), dtype=pl.String)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "ids": st.lists(st.sampled_from(["a", "b"]), max_size=2, unique=True),
+        "dense": st.just({"d": ["a"]}),
+        "lists": st.just({"b": "|"}),
+        "classes": st.booleans(),
+        "time": st.sampled_from(["a", "t"]),
+        "test": st.sampled_from([0.0, 0.3, "t"]),
+        "by": st.sampled_from(["within", "sample", "client"]),
+        "min_count": st.integers(0, 3),
+        "fill": st.dictionaries(
+            st.sampled_from(["y", "a", "b"]), st.sampled_from([0, 0.5, "x", True, [], [1]]), max_size=2
+        ),
+    },
+)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_table_is_a_federation_or_a_sentence(data: st.DataObject) -> None:
+    kinds = st.sampled_from(
+        [pl.Int64, pl.UInt8, pl.Float64, pl.String, pl.Boolean, pl.List(pl.String), pl.List(pl.Int32)]
+    )
+    anything = st.sampled_from([None, pl.Date, pl.UInt128, pl.Decimal(10, 2), pl.Array(pl.Int64, 2), pl.Null])
+    types = {name: data.draw(st.one_of(kinds, anything)) for name in "yabt"}
+    gaps = data.draw(st.booleans())
+    columns = [USERS, *(column(name, dtype=kind, allow_null=gaps) for name, kind in types.items())]
+    table = data.draw(dataframes(cols=columns, min_size=1, max_size=6))
+    options = data.draw(OPTIONS)
+    try:
+        federation = Federation.from_frame(table, **ROLES, **options)
+    except UserError:
+        one_sentence(lambda: Federation.from_frame(table, **ROLES, **options), ends=(".", "?"))
+        return
+    assert len(federation.train) + len(federation.test) == len(table)
+    for part in (federation.train, federation.test):
+        features, label = part.batch(torch.arange(len(part)))
+        assert all(len(values) == len(label) == len(part) for values in features.values())
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [

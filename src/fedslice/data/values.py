@@ -147,7 +147,7 @@ class Column:
             row = series.is_in(names.filter(empty).to_list()).arg_true()[0]
             raise UserError(f"client {self.name!r} is empty in row {row}; give the row a client or leave it out.")
         place = series.replace_strict(names, pl.Series(np.arange(len(names))), return_dtype=pl.Int64)
-        return np.asarray(names.to_list()) if names.dtype == pl.String else names.to_numpy(), place.to_numpy()
+        return np.asarray(names.to_list()) if names.dtype == pl.String else self._array(names), place.to_numpy()
 
     def times(self) -> Array:
         """Numbers that ascend with time."""
@@ -156,7 +156,7 @@ class Column:
             series = self._parsed(series)
         if not (series.dtype.is_temporal() or series.dtype.is_numeric()):
             raise UserError(f"time {self.name!r} holds {series.dtype}, expected times or numbers; convert it.")
-        return series.to_physical().to_numpy()
+        return self._array(series.to_physical())
 
     def booleans(self) -> NDArray[np.bool_]:
         """True and false, also from 1 and 0."""
@@ -166,6 +166,12 @@ class Column:
         if series.dtype != pl.Boolean:
             raise UserError(f"test {self.name!r} holds {series.dtype}, expected true for the samples to test on, or 1.")
         return series.to_numpy()
+
+    def _array(self, series: pl.Series) -> Array:
+        try:
+            return series.to_numpy()
+        except pl.exceptions.PolarsError:
+            raise UserError(f"{self._whose} holds {series.dtype}, which NumPy does not know; convert it.") from None
 
     def _coded(self, vocabulary: Vocabulary | None) -> Tensor:
         assert vocabulary is not None

@@ -25,7 +25,7 @@ import torch
 import fedslice as fs
 from fedslice.core.errors import Refused
 from fedslice.core.message import HEADER_BYTES, Kind, Message, open_message, unpack
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.recipe import Recipe
 from fedslice.training import schema
 from fedslice.training.rounds import Phase, evaluate_clients, play_round

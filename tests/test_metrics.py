@@ -14,7 +14,7 @@ import fedslice as package
 from command import fedslice
 from fedslice import Metric, UserError, measure, tasks
 from fedslice.compare import Target, table
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import score_columns
 from fedslice.measure.scores import accuracy, auc, mae, rmse

@@ -20,7 +20,9 @@ from fedslice.codecs import StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.core.message import Kind, Message, open_message
 from fedslice.core.spec import Spec
-from fedslice.federation import Federation, Ragged, Samples
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
+from fedslice.data.samples import Samples
 from fedslice.local import FDRL
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES

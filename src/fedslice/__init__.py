@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedslice.core.errors import UserError
-    from fedslice.federation import Federation, Ragged
+    from fedslice.data import partition
+    from fedslice.data.federation import Federation
+    from fedslice.data.ragged import Ragged
+    from fedslice.data.vocabulary import Vocabulary
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
     from fedslice.task import Task
@@ -26,19 +29,22 @@ __all__ = [
     "Server",
     "Task",
     "UserError",
+    "Vocabulary",
     "__version__",
+    "partition",
 ]
 
 _HOMES = {
     "Client": "fedslice.training.parties",
     "Experiment": "fedslice.training.experiment",
-    "Federation": "fedslice.federation",
+    "Federation": "fedslice.data.federation",
     "Metric": "fedslice.metrics",
-    "Ragged": "fedslice.federation",
+    "Ragged": "fedslice.data.ragged",
     "Recipe": "fedslice.recipe",
     "Server": "fedslice.training.parties",
     "Task": "fedslice.task",
     "UserError": "fedslice.core.errors",
+    "Vocabulary": "fedslice.data.vocabulary",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others
@@ -47,6 +53,8 @@ if not TYPE_CHECKING:  # type checkers know the names above, and no others
         """Load a public name or a submodule when it is first used: torch alone takes two seconds to load."""
         if name == "__version__":
             value = _version()
+        elif name == "partition":
+            value = import_module("fedslice.data.partition")
         elif name in _HOMES:
             value = getattr(import_module(_HOMES[name]), name)
         else:

@@ -25,7 +25,7 @@ from fedslice.core.errors import Refused, UserError
 from fedslice.core.message import HEADER_BYTES, Header, Kind, Message, open_message, pack_fields, unpack
 from fedslice.core.part import Round
 from fedslice.core.spec import Spec, TableGroup
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.metrics import Score
 from fedslice.recipe import Recipe
 from fedslice.task import Loss, Task, built, table_groups

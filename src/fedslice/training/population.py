@@ -19,9 +19,9 @@ from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
+from fedslice.data.index_sets import IndexSets
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
-from fedslice.tables import IndexSets
 from fedslice.task import Task
 from fedslice.training import schema
 from fedslice.training.devices import Devices

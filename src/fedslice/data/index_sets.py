@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedslice.core.slice import Axis
-from fedslice.federation import PAD, Ragged, Samples, ranges
+from fedslice.data.ragged import PAD, Ragged, ranges
+from fedslice.data.samples import Samples
 
 _IDS_AT_ONCE = 1 << 23
 

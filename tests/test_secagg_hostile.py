@@ -232,7 +232,7 @@ ODD: list[Any] = [
     np.full(6, 2**16 - 1, np.uint16),
     b"",
     b"\x00" * 16,
-    b"\xff" * 32,
+    b"\xff" * 31,
     b"\x00" * 64,
 ]
 

@@ -1,0 +1,158 @@
+"""Perturbed row sets: a client says which rows it holds so that every single answer can be denied.
+
+Billion-Scale Federated Learning on Mobile Clients: A Submodel Design with Tunable Privacy
+    Chaoyue Niu, Fan Wu, Shaojie Tang, Lifeng Hua, Rongfei Jia, Chengfei Lv, Zhihua Wu, Guihai Chen. MobiCom 2020.
+
+For each row of the union a client draws a permanent answer once and keeps it: yes with chance ``p1`` if it holds the
+row, ``p2`` if not. In every round it draws an instantaneous answer: yes with chance ``p3`` if the permanent answer is
+yes, ``p4`` if it is no. Rounds can be averaged, permanent answers cannot.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedslice.core import rng
+from fedslice.core.errors import UserError
+from fedslice.privacy.draws import Draw
+
+Rows = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+PRESETS = {"15/16": 15 / 16, "7/8": 7 / 8, "3/4": 3 / 4}
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Two-stage randomized response.
+
+    Args:
+        p1: Chance of a permanent yes for a row that the client holds.
+        p2: For one that it does not hold.
+        p3: Chance of an instantaneous yes after a permanent yes.
+        p4: After a permanent no.
+    """
+
+    p1: float
+    p2: float
+    p3: float
+    p4: float
+
+    def __post_init__(self) -> None:
+        for name in ("p1", "p2", "p3", "p4"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} = {getattr(self, name)} is no chance; expected a number from 0 to 1.", [name])
+
+    @classmethod
+    def symmetric(cls, answer: float) -> Perturbation:
+        """Return the mechanism that gives the true answer with chance ``answer`` in both stages.
+
+        15/16, 7/8 and 3/4 are the settings of the paper; at 1 nothing is hidden.
+        """
+        return cls(answer, 1 - answer, answer, 1 - answer)
+
+    @property
+    def p5(self) -> float:
+        """Chance of a yes in a round for a row that the client holds."""
+        return self.p1 * (self.p3 - self.p4) + self.p4
+
+    @property
+    def p6(self) -> float:
+        """Chance of a yes in a round for a row that it does not hold."""
+        return self.p2 * (self.p3 - self.p4) + self.p4
+
+    def chances(self, rounds: int) -> NDArray[np.float64]:
+        """Return the chances of each number of yes [2, rounds + 1] for one row: not held, held.
+
+        The order of the answers says nothing beyond their number.
+        """
+        yes = np.arange(rounds + 1)
+        ways = np.array([math.comb(rounds, int(k)) for k in yes], np.float64)
+        after_yes = ways * self.p3**yes * (1 - self.p3) ** (rounds - yes)
+        after_no = ways * self.p4**yes * (1 - self.p4) ** (rounds - yes)
+        return np.stack([p * after_yes + (1 - p) * after_no for p in (self.p2, self.p1)])
+
+    def epsilon(self, rounds: int | None = 1) -> float:
+        """Return the privacy loss per row: the largest log ratio of the chances of what is seen, row held or not.
+
+        Sets that differ in several rows lose as many times as much.
+
+        Args:
+            rounds: Rounds in which the client answers; ``None`` for any number, which the permanent answers bound.
+        """
+        if rounds is None:
+            return _loss(np.array([[1 - self.p2, self.p2], [1 - self.p1, self.p1]]))
+        return _loss(self.chances(rounds))
+
+
+def _loss(chances: NDArray[np.float64]) -> float:
+    """The largest log ratio between two distributions, in either direction; impossible for both does not count."""
+    possible = chances.max(0) > 0
+    with np.errstate(divide="ignore"):
+        logs = np.log(chances[:, possible])
+    return float(np.abs(logs[1] - logs[0]).max())
+
+
+class PermanentAnswers:
+    """The permanent answers of clients, each drawn when a row is asked for the first time and kept from then on.
+
+    An answer depends on the clients' seed, the client and the row. It stays if the client holds other rows later.
+
+    Args:
+        mechanism: The chances.
+        rows: Number of rows of the table.
+        seed: A seed that the server does not know.
+    """
+
+    def __init__(self, mechanism: Perturbation, rows: int, seed: int) -> None:
+        self.mechanism, self.rows, self._seed = mechanism, rows, seed
+        self._asked = np.zeros(0, np.int64)  # client * rows + row, ascending
+        self._yes = np.zeros(0, np.bool_)
+
+    def answer(self, client: int, asked: Rows, held: Rows) -> Flags:
+        """Return a client's permanent answers [n].
+
+        Args:
+            client: Its number.
+            asked: Rows [n], ascending.
+            held: The rows that it holds.
+        """
+        keys = client * self.rows + asked
+        at = np.searchsorted(self._asked, keys)
+        known = at < len(self._asked)
+        known[known] = self._asked[at[known]] == keys[known]
+        fresh = asked[~known]
+        chance = np.where(np.isin(fresh, held), self.mechanism.p1, self.mechanism.p2)
+        drawn = rng.uniform(self._seed, Draw.PERMANENT, client, fresh) < chance
+        self._asked = np.insert(self._asked, at[~known], keys[~known])
+        self._yes = np.insert(self._yes, at[~known], drawn)
+        answers: Flags = self._yes[np.searchsorted(self._asked, keys)]
+        return answers
+
+    def perturb(self, client: int, round: int, asked: Rows, held: Rows) -> Rows:
+        """Return the rows that a client names in a round, ascending.
+
+        Args:
+            client: Its number.
+            round: The round; the same round gives the same answer.
+            asked: The union of all clients' rows [n], ascending. Rows outside of it are never named.
+            held: The rows that it holds.
+        """
+        permanent = self.answer(client, asked, held)
+        chance = np.where(permanent, self.mechanism.p3, self.mechanism.p4)
+        named: Rows = asked[rng.uniform(self._seed, Draw.INSTANTANEOUS, client, round, asked) < chance]
+        return named
+
+    def state_dict(self) -> dict[str, NDArray[np.generic]]:
+        """Return all answers so far: keys (client times rows plus row, ascending) and flags."""
+        return {"asked": self._asked.copy(), "yes": self._yes.copy()}
+
+    def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        asked, yes = np.asarray(state["asked"], np.int64), np.asarray(state["yes"], np.bool_)
+        if asked.shape != yes.shape or asked.ndim != 1 or (np.diff(asked) <= 0).any() or (asked < 0).any():
+            raise UserError("the permanent answers are damaged: their keys are not ascending, or have no answer each.")
+        self._asked, self._yes = asked.copy(), yes.copy()

@@ -195,8 +195,8 @@ class Client:
 
     @property
     def survivors(self) -> NDArray[np.bool_] | None:
-        """Whose vectors arrived, as the client has accepted it [size]."""
-        return self._survivors
+        """Whose vectors arrived [size], once the client has revealed its shares."""
+        return self._survivors if self._step == Step.OVER else None
 
     def _enter(self, step: Step, context: bytes) -> None:
         if self._step != step:

@@ -41,13 +41,17 @@ class Outcome:
 
     Args:
         sums: Elements [length] of each vector.
-        survivors: Positions of the clients in the sum.
+        sharers: Positions of the clients that shared their secrets.
+        survivors: Of those whose vectors arrived, which are in the sum.
+        revealers: Of those that revealed shares.
         up: Bytes that each client sent [size], by phase.
         down: Bytes that each client was sent in answer, by phase; before the first one, the setup.
     """
 
     sums: dict[str, Elements] = field(default_factory=dict)
+    sharers: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     survivors: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
+    revealers: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     up: dict[str, Counts] = field(default_factory=dict)
     down: dict[str, Counts] = field(default_factory=dict)
 
@@ -66,45 +70,45 @@ def plain_sum(setup: Setup, vectors: Mapping[str, Elements], lost: Lost = Lost()
     near = np.zeros((setup.size, setup.size), dtype=np.bool_)
     for client in range(setup.size):
         near[client, setup.graph.neighbours(client)] = True
-    flags, owners, out = messages.flag_bytes, np.ones(setup.size, np.int64), Outcome()
+    size_of, out = messages.flag_bytes, Outcome()
     signature = messages.SIGNATURE if setup.signed else 0
 
     advertised = ~_flags(setup, lost.keys)
     live = _open(setup, near, advertised, "advertised keys")
     roster = (near & live).sum(1)
-    out.down["setup"] = owners * messages.SETUP_BYTES
+    out.down["setup"] = np.full(setup.size, messages.SETUP_BYTES)
     out.up["keys"] = advertised * (2 * messages.KEY + signature)
-    out.down["keys"] = live * (flags(setup.graph.degree) + roster * (2 * messages.KEY + signature))
+    out.down["keys"] = live * (size_of(setup.graph.degree) + roster * (2 * messages.KEY + signature))
 
     shared = live & ~_flags(setup, lost.shares)
     width = messages.SECRETS * messages.COMMITMENT
     out.up["shares"] = shared * (roster * (messages.SEALED + width) + width + messages.COMMITMENT)
     sharers = _open(setup, near, shared, "shared their secrets")
     delivered = (near & sharers).sum(1)
-    out.down["shares"] = sharers * (flags(roster) + delivered * messages.SEALED)
+    out.down["shares"] = sharers * (size_of(roster) + delivered * messages.SEALED)
 
     alive = sharers & ~_flags(setup, lost.masked)
     out.up["masked"] = alive * sum(vector.ring.size(vector.length) for vector in setup.vectors.values())
     _enough(setup, int(alive.sum()), "sent their vectors")
     for client in np.flatnonzero(alive).tolist():
         _near_enough(setup, client, 1 + int((near[client] & alive).sum()), "sent their vectors")
-    out.down["masked"] = alive * flags(setup.size)
+    out.down["masked"] = alive * size_of(setup.size)
 
     speaking = alive
     if setup.signed:
         speaking = alive & ~_flags(setup, lost.check)
         _enough(setup, int(speaking.sum()), "signed the survivors")
         out.up["check"] = speaking * signature
-        out.down["check"] = speaking * (flags(setup.size) + int(speaking.sum()) * signature)
+        out.down["check"] = speaking * (size_of(setup.size) + int(speaking.sum()) * signature)
 
     last = speaking & ~_flags(setup, lost.reveal)
-    out.up["reveal"] = last * (flags(1 + delivered) + (1 + delivered) * messages.SHARE)
+    out.up["reveal"] = last * (size_of(1 + delivered) + (1 + delivered) * messages.SHARE)
     _enough(setup, int(last.sum()), "revealed shares")
     for owner in np.flatnonzero(sharers & (alive | (near & alive).any(1))).tolist():
         count = int(last[owner]) + int((near[owner] & last).sum())
         if count < setup.threshold:
             raise messages.too_few_shares(setup, owner, count)
-    out.survivors = np.flatnonzero(alive)
+    out.sharers, out.survivors, out.revealers = (np.flatnonzero(flags) for flags in (sharers, alive, last))
     out.sums = {
         name: vector.ring.reduce(vectors[name][alive].sum(0, dtype=vector.ring.dtype))
         for name, vector in setup.vectors.items()

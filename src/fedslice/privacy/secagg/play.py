@@ -115,6 +115,6 @@ def play(
             server.take_revealed,
             server.finish,
         )
-    out.survivors = server.survivors
+    out.sharers, out.survivors, out.revealers = server.sharers, server.survivors, np.flatnonzero(server.live)
     del out.down["reveal"]
     return out

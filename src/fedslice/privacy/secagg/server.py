@@ -216,6 +216,11 @@ class Server:
         return np.flatnonzero(self._survivors)
 
     @property
+    def sharers(self) -> NDArray[np.int64]:
+        """The clients whose shares were taken, once they are closed."""
+        return np.flatnonzero(self._sharers)
+
+    @property
     def live(self) -> NDArray[np.bool_]:
         """Whose messages of all closed phases were taken [size]."""
         return self._live

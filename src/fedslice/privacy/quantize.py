@@ -19,7 +19,7 @@ from fedslice.core.errors import UserError
 from fedslice.privacy.draws import Draw
 from fedslice.privacy.ring import Elements, Ring
 
-_PIECE = 1 << 14  # values rounded at once: their draws stay in a core's cache
+_PIECE = 1 << 15  # values rounded at once: their draws stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,14 @@ class Quantizer:
         for first in range(0, len(values), _PIECE):
             piece = values[first : first + _PIECE].astype(np.float64)
             places = np.arange(first, first + len(piece)) if where is None else where[first : first + _PIECE]
-            clipped += int(np.count_nonzero(np.abs(piece) > self.clip))
-            exact = np.clip(piece * scale, -bound, bound)
-            exact += rng.uniform(*_before(key), places)  # floor(x + u) is x on average
-            whole = np.floor(exact).astype(np.int64)
-            np.clip(whole, -self.levels, self.levels, out=whole)  # x + u can round up to the next number
-            made[first : first + _PIECE] = whole.astype(self.ring.dtype)
+            if max(piece.max(), -piece.min()) > self.clip:
+                clipped += int(np.count_nonzero(np.abs(piece) > self.clip))
+            piece *= scale
+            np.clip(piece, -bound, bound, out=piece)
+            piece += rng.uniform(*_before(key), places)  # floor(x + u) is x on average
+            np.floor(piece, out=piece)
+            np.minimum(piece, self.levels, out=piece)  # x + u can round up to the next number
+            made[first : first + _PIECE] = piece.astype(np.int64).astype(self.ring.dtype)
         return self.ring.reduce(made), clipped
 
     def value(self, total: Elements) -> NDArray[np.float64]:

@@ -205,6 +205,32 @@ def test_keys_are_revealed_where_all_rows_stay_open_and_sums_of_masks_elsewhere(
     assert [len(one.masks["count"]) for one in revealed] == [1, 0, 0, 0]  # row 1 and not row 2
 
 
+def test_masks_of_rows_follow_from_no_secret_that_is_shared() -> None:
+    """With the mask key and the seed of a lost client the server has all that shares reveal of it."""
+
+    def keys(channel: bytes) -> list[bytes]:
+        setup = make_setup(0, bytes(16), 2, {})
+        drawn = [[b"a" * 32, b"b" * 32, b"c" * 32], [b"d" * 32, channel, b"e" * 32]]  # mask key, channel key, seed
+        clients = [
+            Client(setup, c, entropy=lambda n, own=own: own.pop(0) if own else b"r" * n) for c, own in enumerate(drawn)
+        ]
+        server = Server(setup)
+        for client in clients:
+            server.take_keys(client.advertise())
+        for c, roster in server.close_keys().items():
+            server.take_shares(clients[c].share(roster))
+        deliveries = server.close_shares()
+        row_clients = [RowClient(RowSetup("t", VECTORS, 2), client, np.array([4])) for client in clients]
+        for c, client in enumerate(clients):
+            client.mask(deliveries[c], {})
+        assert row_clients[0]._key(1) == row_clients[1]._key(0)
+        return [row_clients[0]._key(1), clients[0]._mask_keys[1], clients[1].seed]
+
+    first, second = keys(b"x" * 32), keys(b"y" * 32)
+    assert first[1:] == second[1:]
+    assert first[0] != second[0]
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Ring:
         """Return the smallest ring in which sums from 0 to ``most`` cannot wrap around."""
         return cls(max(1, most.bit_length()))
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The type of elements."""
         return np.dtype(f"u{next(size for size in (1, 2, 4, 8) if self.bits <= 8 * size)}")

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Draw(IntEnum):
-    """The purpose of a draw that the server cannot repeat; separate purposes are separate streams."""
+    """The purpose of a draw; separate purposes are separate streams."""
 
     ROUNDING = 101
     PERMANENT = 102

@@ -64,7 +64,7 @@ class Quantizer:
 
     @property
     def step(self) -> float:
-        """What one level is worth in the weighted sum."""
+        """The worth of one level in the weighted sum."""
         return self.clip * self.most_weight / self.levels
 
     @property
@@ -86,7 +86,7 @@ class Quantizer:
         Args:
             values: Finite numbers [n].
             weight: The client's weight.
-            key: What the draws depend on: a seed that the server does not know, round, client, number of the field.
+            key: The key of the draws: a seed that the server does not know, round, client, number of the field.
             where: The place of each value in its field, on which its draw depends too; by default 0, 1, 2, ...
         """
         if not np.isfinite(values).all():

@@ -40,7 +40,7 @@ class RowUnion:
 
     @property
     def ring(self) -> Ring:
-        """Where cells come from."""
+        """The ring of the cells."""
         return Ring(self.bits)
 
     @property
@@ -105,7 +105,7 @@ class BloomUnion:
 
     @property
     def ring(self) -> Ring:
-        """Where cells come from."""
+        """The ring of the cells."""
         return Ring(self.bits)
 
     def places(self, rows: Rows) -> Rows:

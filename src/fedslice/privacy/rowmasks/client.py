@@ -26,7 +26,7 @@ class RowClient:
     """One client whose rows are summed, beside its machine for the secure sum.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         client: Its machine, which has shared its secrets.
         rows: The rows that it named [n], ascending.
     """
@@ -45,7 +45,7 @@ class RowClient:
         """Return the rows that enough clients name, under masks.
 
         Args:
-            sharing: Who names them.
+            sharing: The other clients that name them.
             values: Elements [n, width] of each vector, at all rows that the client named.
         """
         self._belongs(sharing.context)
@@ -97,7 +97,7 @@ class RowClient:
 
     @property
     def kept(self) -> Flags:
-        """Which of its rows the server has not learned, as far as the client knows [n]: all until it reveals."""
+        """Flags of its rows that the server has not learned, as far as the client knows [n]: all until it reveals."""
         return ~self._revealed
 
     def _key(self, neighbour: int) -> bytes:

@@ -29,12 +29,12 @@ def add_rows(
     """Add masks to rows, in place.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         totals: Elements [n, width] of each vector.
         rows: Ids of the rows whose masks are added [k].
         key: The key of the masks.
         sign: -1 to subtract them.
-        at: Where these rows stand in ``totals`` [k], each once; by default they are all there is.
+        at: Their places in ``totals`` [k], each once; by default they are all there is.
     """
     place = slice(None) if at is None else at
     for number, (name, vector) in enumerate(setup.vectors.items()):

@@ -1,4 +1,4 @@
-"""What client and server of sums per row send each other, and what both know before it."""
+"""Messages of sums per row, and the setup that both sides know before them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class RowVector:
-    """What is summed at each row.
+    """One of the vectors that are summed at each row.
 
     Args:
-        ring: Where elements come from.
+        ring: The ring of its elements.
         width: Elements of a row.
     """
 
@@ -32,11 +32,11 @@ class RowVector:
 
 @dataclass(frozen=True)
 class RowSetup:
-    """What both sides know before rows are summed.
+    """The facts about sums per row that both sides know.
 
     Args:
         table: Name of the table, or of the tables that share row ids.
-        vectors: What is summed at each row, by name: values, and the number of clients that have any.
+        vectors: The vectors of each row, by name: values, and for instance a one from each client that has any.
         least: Clients over which a row is summed at least, 2 or more.
     """
 
@@ -57,7 +57,7 @@ class RowSetup:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Server: who else names the client's rows."""
+    """The other clients that name a client's rows, for the client."""
 
     context: bytes
     flags: Flags  # [rows of the client, its neighbours in the delivery]
@@ -70,7 +70,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """Client: its rows that enough clients name, under masks."""
+    """The rows of a client that enough clients name, under masks, for the server."""
 
     context: bytes
     client: int
@@ -83,7 +83,7 @@ class MaskedRows:
 
 @dataclass(frozen=True)
 class RevealedRows:
-    """Client: what takes the masks with lost clients off.
+    """The keys and masks of a client that take its masks with lost clients off, for the server.
 
     Where all rows that it shares with a lost client stay open, that is the key of these masks; else the sum of the
     masks at the rows that do.
@@ -103,8 +103,8 @@ def recovery(shared: Flags, stays: Flags) -> tuple[Flags, Flags]:
     """Return what one client reveals.
 
     Args:
-        shared: Which of its sent rows it shares with which lost clients [rows, lost].
-        stays: Which of the rows stay open [rows].
+        shared: Flags of the lost clients with which it shares each row that it sent [rows, lost].
+        stays: Flags of the rows that stay open [rows].
 
     Returns:
         For which lost clients it reveals the key [lost], and for which rows the sum of its masks with the other lost
@@ -116,15 +116,15 @@ def recovery(shared: Flags, stays: Flags) -> tuple[Flags, Flags]:
 
 @dataclass(frozen=True)
 class RowSums:
-    """What the server learns of rows.
+    """All that the server learns of rows.
 
     Args:
         rows: Rows that anyone named, ascending [n].
-        sharers: How many of the clients whose values arrived named each [n].
-        open: Which rows' sums are known [n].
-        few: Which rows nobody sent, because too few clients named them [n].
-        late: Which rows were sent, and have too few clients left [n].
-        stuck: Which rows kept a mask because two clients were lost, one after the other [n].
+        sharers: Number of clients whose values arrived that named each [n].
+        open: Flags of the rows whose sums are known [n].
+        few: Flags of the rows that nobody sent, because too few clients named them [n].
+        late: Flags of the rows that were sent, and have too few clients left [n].
+        stuck: Flags of the rows that kept a mask, because two clients were lost one after the other [n].
         sums: The sums of each vector at the open rows [open rows, width].
     """
 
@@ -152,11 +152,11 @@ def row_sums(
     """Return the sums of the rows that are open.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         rows: Rows that anyone named [n].
-        holds: Which clients named them and shared their secrets [n, clients].
-        alive: Whose values arrived [clients].
-        last: Of these, who revealed what takes masks off [clients].
+        holds: Flags of the clients that named them and shared their secrets [n, clients].
+        alive: Flags of the clients whose values arrived [clients].
+        last: Flags of those that revealed what takes masks off [clients].
         totals: Sums over those whose values arrived [n, width] of each vector; only those of open rows are read.
     """
     sharers = holds[:, alive].sum(1)

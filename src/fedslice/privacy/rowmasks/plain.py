@@ -16,10 +16,10 @@ from fedslice.privacy.secagg.plain import Outcome
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """What sums per row came to.
+    """The result of sums per row.
 
     Args:
-        found: What the server learns.
+        found: All that the server learns.
         up: Bytes that each client sent [size], by phase.
         down: Bytes that each client was sent, by phase.
     """
@@ -35,10 +35,10 @@ def plain_rows(
     """Return what the protocol gives.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         named: The rows that each client named [size], ascending.
         values: Elements [rows of the client, width] of each vector and client.
-        outcome: What the secure sum came to, beside which rows are summed.
+        outcome: The result of the secure sum beside which rows are summed.
     """
     size = len(named)
     rows, holds = incidence(named)

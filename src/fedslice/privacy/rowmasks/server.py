@@ -31,7 +31,7 @@ class RowServer:
     """The server of one table's rows, beside the machine of the secure sum.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         server: The machine.
         named: The rows that each client of the cohort named [size], ascending; none for those that are lost.
     """
@@ -97,7 +97,7 @@ class RowServer:
             add_rows(self.setup, self._totals, self.rows[at], key.tobytes(), -sign(client, lost), at)
 
     def _recovery(self, client: int) -> tuple[Flags, Flags]:
-        """What a client reveals."""
+        """Return the flags of the keys and of the rows that a client reveals."""
         sent = np.flatnonzero(self._open & self._holds[:, client])
         stays = self._holds[np.ix_(sent, self._machine.survivors)].sum(1) >= self.setup.least
         return recovery(self._holds[np.ix_(sent, self._lost)], stays)

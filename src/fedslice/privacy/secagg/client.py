@@ -18,7 +18,7 @@ from fedslice.privacy.secagg.shares import Entropy
 
 
 class Step(IntEnum):
-    """What a client does next."""
+    """The next thing that a client does."""
 
     ADVERTISE = 0
     SHARE = 1
@@ -35,10 +35,10 @@ class Client:
     and the machine stays where it was.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         client: Its position in the cohort.
         signer: Its key for signatures, if keys are signed.
-        entropy: Source of uniform bytes that nobody else knows.
+        entropy: A source of uniform bytes that nobody else knows.
 
     Example:
         >>> client = Client(setup, 3)
@@ -120,8 +120,8 @@ class Client:
         """Return the client's vectors with its own mask and those with its neighbours.
 
         Args:
-            delivery: What the neighbours sealed for this client. Sealed shares that cannot be opened are left out when
-                shares are revealed; their sender's masks are added all the same.
+            delivery: The shares that neighbours sealed for this client. Those that cannot be opened are left out when
+                shares are revealed; masks with their senders are added all the same.
             vectors: Elements [length] of each vector's ring, by name.
         """
         self._enter(Step.MASK, delivery.context)
@@ -163,7 +163,7 @@ class Client:
         one client would give its vector away.
 
         Args:
-            survivors: Whose vectors arrived.
+            survivors: The clients whose vectors arrived.
             agreement: The other survivors' signatures of this, if keys are signed.
         """
         self._enter(Step.REVEAL, survivors.context)
@@ -195,7 +195,7 @@ class Client:
 
     @property
     def survivors(self) -> NDArray[np.bool_] | None:
-        """Whose vectors arrived [size], once the client has revealed its shares."""
+        """Flags of the clients whose vectors arrived [size], once this client has revealed its shares."""
         return self._survivors if self._step == Step.OVER else None
 
     def _enter(self, step: Step, context: bytes) -> None:

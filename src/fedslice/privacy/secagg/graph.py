@@ -30,7 +30,7 @@ class Graph:
     Args:
         size: Number of clients.
         degree: Neighbours of each, even; or ``size - 1`` for the complete graph.
-        seed: From which the order on the circle follows.
+        seed: The seed of the order on the circle.
     """
 
     size: int
@@ -39,7 +39,7 @@ class Graph:
 
     @property
     def complete(self) -> bool:
-        """Whether everyone is a neighbour of everyone."""
+        """True if everyone is a neighbour of everyone."""
         return self.degree == self.size - 1
 
     def neighbours(self, client: int) -> NDArray[np.int64]:

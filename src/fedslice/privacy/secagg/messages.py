@@ -1,4 +1,4 @@
-"""What client and server of a secure sum send each other, and what both know before it.
+"""Messages of a secure sum, and the setup that both sides know before them.
 
 Clients are named by their position in the cohort. Each message is a record of numbers and arrays, and ``nbytes`` is the
 length of its body: flags take a bit, ring elements as many as their ring has.
@@ -42,7 +42,7 @@ class Vector:
     """One of the vectors that are summed.
 
     Args:
-        ring: Where its elements come from.
+        ring: The ring of its elements.
         length: Number of elements.
     """
 
@@ -52,14 +52,14 @@ class Vector:
 
 @dataclass(frozen=True)
 class Setup:
-    """What both sides know before a secure sum.
+    """The facts about a secure sum that both sides know.
 
     Args:
         round: The round that it belongs to.
         session: 16 bytes that are different for every sum.
         graph: The cohort and its neighbours.
-        threshold: How many of a client and its neighbours combine the client's secrets.
-        vectors: What is summed, by name.
+        threshold: Number of shares that combine a client's secret, of those that the client and its neighbours hold.
+        vectors: The vectors that are summed, by name.
         identities: The clients' public keys for signatures [size], if advertised keys are signed. They must not come
             from the server of this sum.
     """
@@ -93,7 +93,7 @@ class Setup:
 
     @property
     def signed(self) -> bool:
-        """Whether keys are signed, and the check of the survivors takes place."""
+        """True if keys are signed and the check of the survivors takes place."""
         return self.identities is not None
 
     @cached_property
@@ -135,7 +135,7 @@ def make_setup(
         round: The round.
         session: 16 bytes that are different for every sum.
         size: Number of clients.
-        vectors: What is summed, by name.
+        vectors: The vectors that are summed, by name.
         threshold: Clients that must remain, if everyone is a neighbour of everyone; by default more than half.
         corrupt: Largest share of clients that collude with the server, for the sparse graph.
         lost: Largest share of clients that are lost, for the sparse graph.
@@ -151,7 +151,7 @@ def make_setup(
 
 @dataclass(frozen=True)
 class Keys:
-    """Client: its public keys."""
+    """The public keys of a client, for the server."""
 
     context: bytes
     client: int
@@ -167,7 +167,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Roster:
-    """Server: the keys of those neighbours that advertised some."""
+    """The public keys of a client's neighbours that advertised some, for the client."""
 
     context: bytes
     present: NDArray[np.bool_]  # [neighbours]
@@ -183,7 +183,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Shares:
-    """Client: the shares of its secrets, sealed for each neighbour of the roster, and digests of all of them."""
+    """The shares of a client's secrets, sealed for its neighbours, with digests of all of them, for the server."""
 
     context: bytes
     client: int
@@ -199,7 +199,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Server: the sealed shares that neighbours sent for the client."""
+    """The sealed shares that neighbours made for a client, for the client."""
 
     context: bytes
     present: NDArray[np.bool_]  # [neighbours of the roster]
@@ -213,7 +213,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Masked:
-    """Client: its vectors under masks."""
+    """The vectors of a client under masks, for the server."""
 
     context: bytes
     client: int
@@ -228,7 +228,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Server: whose vectors arrived."""
+    """The clients whose vectors arrived, for these clients."""
 
     context: bytes
     flags: NDArray[np.bool_]  # [size]
@@ -241,7 +241,7 @@ class Survivors:
 
 @dataclass(frozen=True)
 class Check:
-    """Client: its signature of the survivors."""
+    """The signature of a client under the survivors, for the server."""
 
     context: bytes
     client: int
@@ -255,7 +255,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Server: the signatures of the survivors."""
+    """The signatures of the survivors, for these clients."""
 
     context: bytes
     present: NDArray[np.bool_]  # [size]
@@ -269,8 +269,10 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Revealed:
-    """Client: for itself and each neighbour whose shares were delivered, a share of the seed if the neighbour's vector
-    arrived, else of its key."""
+    """A share for the client itself and for each neighbour whose shares were delivered, for the server.
+
+    It is a share of the seed if the owner's vector arrived, else of its key.
+    """
 
     context: bytes
     client: int

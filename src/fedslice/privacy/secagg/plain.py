@@ -37,7 +37,7 @@ class Lost:
 
 @dataclass
 class Outcome:
-    """What a secure sum came to.
+    """The result of a secure sum.
 
     Args:
         sums: Elements [length] of each vector.
@@ -60,9 +60,28 @@ def plain_sum(setup: Setup, vectors: Mapping[str, Elements], lost: Lost = Lost()
     """Return what the protocol gives.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         vectors: All clients' elements [size, length] of each vector.
-        lost: Who is lost, and when.
+        lost: The clients that are lost, by phase.
+
+    Raises:
+        Aborted: If the protocol aborts.
+    """
+    out = plain_outcome(setup, lost)
+    for name, vector in setup.vectors.items():
+        total = vector.ring.zeros(vector.length)
+        for client in out.survivors.tolist():
+            total += vectors[name][client]
+        out.sums[name] = vector.ring.reduce(total)
+    return out
+
+
+def plain_outcome(setup: Setup, lost: Lost = Lost()) -> Outcome:  # noqa: B008
+    """Return what the protocol comes to but for the sums, which whoever has the vectors can add up.
+
+    Args:
+        setup: The facts that both sides know.
+        lost: The clients that are lost, by phase.
 
     Raises:
         Aborted: If the protocol aborts.
@@ -109,10 +128,6 @@ def plain_sum(setup: Setup, vectors: Mapping[str, Elements], lost: Lost = Lost()
         if count < setup.threshold:
             raise messages.too_few_shares(setup, owner, count)
     out.sharers, out.survivors, out.revealers = (np.flatnonzero(flags) for flags in (sharers, alive, last))
-    out.sums = {
-        name: vector.ring.reduce(vectors[name][alive].sum(0, dtype=vector.ring.dtype))
-        for name, vector in setup.vectors.items()
-    }
     return out
 
 

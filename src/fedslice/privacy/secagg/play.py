@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 @dataclass
 class Played(Outcome):
-    """What a secure sum came to, and how.
+    """The result of a secure sum that was played.
 
     Args:
         seconds: Wall time of each phase: all clients' work, then the server's.
@@ -47,11 +47,11 @@ def play(
     """Return what the protocol gives, played message by message.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         vectors: All clients' elements [size, length] of each vector.
-        lost: Who is lost, and when.
+        lost: The clients that are lost, by phase.
         signers: The clients' keys for signatures, if keys are signed.
-        entropy: Source of uniform bytes.
+        entropy: A source of uniform bytes.
         threads: Threads on which clients run side by side, and on which the server takes masks off.
 
     Raises:

@@ -66,7 +66,7 @@ def row_stream(key: bytes, field: int, rows: NDArray[np.int64], width: int, ring
         field: Number of the field.
         rows: Ids [n], not negative.
         width: Elements of a row.
-        ring: Where elements come from.
+        ring: The ring of its elements.
 
     Returns:
         Elements [n, width], not reduced.

@@ -23,7 +23,7 @@ class Server:
     """The server of one secure sum.
 
     Args:
-        setup: What both sides know.
+        setup: The facts that both sides know.
         threads: Threads that take masks off at the end.
 
     Example:
@@ -222,7 +222,7 @@ class Server:
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Whose messages of all closed phases were taken [size]."""
+        """Flags of the clients whose messages of all closed phases were taken [size]."""
         return self._live
 
     @property

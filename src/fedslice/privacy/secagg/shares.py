@@ -30,9 +30,9 @@ def split(secrets: list[bytes], points: NDArray[np.int64], threshold: int, entro
 
     Args:
         secrets: Texts of 32 bytes.
-        points: Where the polynomials are evaluated, one point per holder: different numbers from 1 to PRIME - 1.
+        points: The holders' points, at which the polynomials are evaluated: different numbers from 1 to PRIME - 1.
         threshold: Shares that are needed to combine a secret.
-        entropy: Source of uniform bytes.
+        entropy: A source of uniform bytes.
 
     Returns:
         Shares [holders, secrets, 9].

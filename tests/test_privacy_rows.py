@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
 from fedslice.core.errors import UserError
+from fedslice.privacy.draws import Draw, hidden_bits, hidden_uniform
 from fedslice.privacy.heat import RandomizedHeat, SummedHeat, usable
 from fedslice.privacy.perturb import PRESETS, PermanentAnswers, Perturbation
 from fedslice.privacy.ring import Ring
@@ -202,6 +203,28 @@ def test_rows_outside_of_the_union_are_never_named() -> None:
     answers = PermanentAnswers(Perturbation.symmetric(15 / 16), 100, seed=0)
     assert set(answers.perturb(0, 0, np.array([3, 50]), np.arange(100)).tolist()) <= {3, 50}
     assert len(answers.perturb(0, 0, np.zeros(0, np.int64), np.arange(100))) == 0
+
+
+def test_an_answer_depends_on_its_row_and_not_on_what_else_is_asked() -> None:
+    def answers(asked: list[int]) -> dict[int, tuple[bool, bool]]:
+        fresh, rows = PermanentAnswers(Perturbation.symmetric(0.6), 100, seed=8), np.array(asked)
+        named = fresh.perturb(2, 5, rows, np.arange(50))
+        permanent = fresh.answer(2, rows, np.arange(50))
+        return {row: (bool(yes), row in named) for row, yes in zip(asked, permanent, strict=True)}
+
+    everything = answers(list(range(100)))
+    for some in ([3], [7, 60, 99], list(range(0, 100, 7))):
+        assert answers(some).items() <= everything.items()
+
+
+def test_hidden_draws_are_separate_streams_that_begin_alike() -> None:
+    whole = hidden_bits(7, Draw.HEAT, 10_000, 1, 2)
+    np.testing.assert_array_equal(hidden_bits(7, Draw.HEAT, 10, 1, 2), whole[:10])
+    others = [hidden_bits(*key, 10_000, *rest) for key, rest in (((8, Draw.HEAT), (1, 2)), ((7, Draw.UNION), (1, 2)))]
+    others += [hidden_bits(7, Draw.HEAT, 10_000, *rest) for rest in ((2, 1), (1,), (1, 2, 0))]
+    for other in others:
+        assert (other == whole).sum() < 5
+    assert abs(hidden_uniform(7, Draw.HEAT, 10_000).mean() - 0.5) < Z * math.sqrt(1 / 12 / 10_000)
 
 
 @pytest.mark.parametrize(

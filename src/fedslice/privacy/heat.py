@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.privacy.draws import Draw
+from fedslice.privacy.draws import Draw, hidden_uniform
 from fedslice.privacy.ring import Elements, Ring
 
 Rows = NDArray[np.int64]
@@ -98,7 +97,7 @@ class RandomizedHeat:
         """
         held = np.zeros(rows, dtype=np.bool_)
         held[own] = True
-        flags: Flags = rng.uniform(seed, Draw.HEAT, client, np.arange(rows)) < np.where(held, self.p, self.q)
+        flags: Flags = hidden_uniform(seed, Draw.HEAT, rows, client) < np.where(held, self.p, self.q)
         return flags
 
     def estimate(self, reports: NDArray[np.generic], weight: float) -> Reals:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.privacy.draws import Draw
+from fedslice.privacy.draws import Draw, hidden_uniform
 
 Rows = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -126,7 +125,7 @@ class PermanentAnswers:
         known[known] = self._asked[at[known]] == keys[known]
         fresh = asked[~known]
         chance = np.where(np.isin(fresh, held), self.mechanism.p1, self.mechanism.p2)
-        drawn = rng.uniform(self._seed, Draw.PERMANENT, client, fresh) < chance
+        drawn = self._drawn(fresh, Draw.PERMANENT, client) < chance
         self._asked = np.insert(self._asked, at[~known], keys[~known])
         self._yes = np.insert(self._yes, at[~known], drawn)
         answers: Flags = self._yes[np.searchsorted(self._asked, keys)]
@@ -143,8 +142,12 @@ class PermanentAnswers:
         """
         permanent = self.answer(client, asked, held)
         chance = np.where(permanent, self.mechanism.p3, self.mechanism.p4)
-        named: Rows = asked[rng.uniform(self._seed, Draw.INSTANTANEOUS, client, round, asked) < chance]
+        named: Rows = asked[self._drawn(asked, Draw.INSTANTANEOUS, client, round) < chance]
         return named
+
+    def _drawn(self, rows: Rows, draw: Draw, *key: int) -> NDArray[np.float64]:
+        """A number between 0 and 1 for each row, which does not depend on the other rows that are asked for."""
+        return hidden_uniform(self._seed, draw, int(rows.max(initial=-1)) + 1, *key)[rows]
 
     def state_dict(self) -> dict[str, NDArray[np.generic]]:
         """Return all answers so far: keys (client times rows plus row, ascending) and flags."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.privacy.draws import Draw
+from fedslice.privacy.draws import Draw, hidden_bits
 from fedslice.privacy.ring import Elements, Ring
 
 Rows = NDArray[np.int64]
@@ -53,7 +53,8 @@ class RowUnion:
 
         Args:
             own: The client's rows.
-            seed: A seed that the server does not know, for runs that repeat; by default the operating system's.
+            seed: A seed that the server does not know, different for each client and union, for runs that repeat; by
+                default marks come from the operating system.
         """
         return _marked(self.ring, self.cells, own, seed)
 
@@ -137,6 +138,6 @@ def _marked(ring: Ring, cells: int, places: Rows, seed: int | None) -> Elements:
     if seed is None:
         drawn = np.frombuffer(secrets.token_bytes(8 * len(places)), np.uint64)
     else:
-        drawn = rng.bits(seed, Draw.UNION, places)
+        drawn = hidden_bits(seed, Draw.UNION, 2 * len(places)).view(np.uint64)
     made[places] = ring.reduce(drawn.astype(ring.dtype))
     return made

@@ -303,7 +303,7 @@ def test_degrees_grow_like_the_logarithm_and_hold_their_bounds() -> None:
         near, half = graph.degree, graph.degree // 2
         assert threshold > (near + 1) // 2
         assert size * hypergeom.sf(threshold - 1, size - 1, bad, near) <= 2**-41
-        assert size * hypergeom.sf(near + 1 - threshold, size - 1, bad, near) <= 2**-30
+        assert size * hypergeom.sf(near - threshold, size - 1, bad, near) <= 2**-30
         run = np.prod([(2 * bad - i) / (size - i) for i in range(half)])  # half in a row missing
         assert size * run <= 2**-41
 

@@ -103,8 +103,9 @@ def _degree(size: int, corrupt: float, lost: float) -> tuple[int, int] | None:
 def _threshold(size: int, degree: int, corrupt: float, lost: float) -> int | None:
     """The smallest threshold with which a degree is safe and correct, if there is one.
 
-    SecAgg+, section 3: a client's secrets are combined by ``threshold`` of its neighbours and itself. A circle without
-    some clients falls apart only where ``degree / 2`` in a row are missing, at two places at least.
+    SecAgg+, section 3: a client's secrets are combined by ``threshold`` of its neighbours and itself, and if it is lost
+    by its neighbours alone. A circle without some clients falls apart only where ``degree / 2`` in a row are missing,
+    at two places at least.
     """
     bad, gone = math.ceil(corrupt * size), math.ceil(lost * size)
     half, missing = degree // 2, min(size, bad + gone)
@@ -115,5 +116,5 @@ def _threshold(size: int, degree: int, corrupt: float, lost: float) -> int | Non
     told = size * hypergeom.sf(around - 1, size - 1, bad, degree)  # that at least so many neighbours are corrupt
     safe = np.flatnonzero(told <= 2.0 ** (-SECURITY - 1))
     threshold = max(2, int(safe[0]) if safe.size else degree + 1, (degree + 1) // 2 + 1)
-    left = size * hypergeom.sf(degree + 1 - threshold, size - 1, gone, degree)  # that too few remain, itself counted
+    left = size * hypergeom.sf(degree - threshold, size - 1, gone, degree)  # that too few neighbours remain
     return threshold if left <= 2.0**-CORRECTNESS else None

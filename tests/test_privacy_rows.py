@@ -76,6 +76,17 @@ def test_a_bloom_filter_finds_other_rows_as_often_as_said_in_a_hundredth_of_the_
     assert abs(len(found) - 1000 - expected) < 0.15 * expected  # cells are shared, so counts vary more than binomially
 
 
+def test_a_bloom_filter_misses_held_rows_as_often_as_said() -> None:
+    held = np.arange(5000)
+    union = BloomUnion(5000, cells=10**6, hashes=3, seed=2, bits=6)  # so large that hardly any cells are shared
+    missed = np.mean([5000 - len(union.found(union.mark(held, seed))) for seed in range(4)])
+    most = union.false_negatives(5000)
+    assert most == pytest.approx(5000 * 3 / 64)
+    exact = 5000 * (1 - (63 / 64) ** 3)
+    assert exact < most < 1.02 * exact
+    assert abs(missed - exact) < Z * math.sqrt(exact / 4) + 0.015 * exact
+
+
 def test_marks_come_from_the_operating_system_unless_a_seed_is_given() -> None:
     union, own = RowUnion(8), np.arange(8)
     assert not np.array_equal(union.mark(own), union.mark(own))

@@ -162,10 +162,16 @@ def test_the_loss_grows_with_rounds_up_to_that_of_the_permanent_answers(chances:
     assert losses[0] == pytest.approx(by_hand, abs=1e-9)
 
 
+def test_the_loss_of_thousands_of_rounds_is_that_of_the_permanent_answers() -> None:
+    for mechanism in MECHANISMS:
+        assert mechanism.epsilon(5000) == pytest.approx(mechanism.epsilon(None))
+
+
 def test_answers_without_a_doubt_have_no_bound_and_answers_of_chance_lose_nothing() -> None:
     assert Perturbation.symmetric(1.0).epsilon() == math.inf
     assert Perturbation.symmetric(0.5).epsilon(None) == 0
-    assert Perturbation(1, 1, 1, 1).epsilon(None) == 0  # everyone names the whole union
+    assert Perturbation(1, 1, 1, 1).epsilon() == Perturbation(1, 1, 1, 1).epsilon(None) == 0  # all name the whole union
+    assert Perturbation(0.8, 0.2, 1, 0).epsilon(7) == pytest.approx(math.log(4))  # instantaneous answers are permanent
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

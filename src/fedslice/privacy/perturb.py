@@ -10,11 +10,11 @@ yes, ``p4`` if it is no. Rounds can be averaged, permanent answers cannot.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import xlogy
 
 from fedslice.core.errors import UserError
 from fedslice.privacy.draws import Draw, hidden_uniform
@@ -63,17 +63,6 @@ class Perturbation:
         """Chance of a yes in a round for a row that it does not hold."""
         return self.p2 * (self.p3 - self.p4) + self.p4
 
-    def chances(self, rounds: int) -> NDArray[np.float64]:
-        """Return the chances of each number of yes [2, rounds + 1] for one row: not held, held.
-
-        The order of the answers says nothing beyond their number.
-        """
-        yes = np.arange(rounds + 1)
-        ways = np.array([math.comb(rounds, int(k)) for k in yes], np.float64)
-        after_yes = ways * self.p3**yes * (1 - self.p3) ** (rounds - yes)
-        after_no = ways * self.p4**yes * (1 - self.p4) ** (rounds - yes)
-        return np.stack([p * after_yes + (1 - p) * after_no for p in (self.p2, self.p1)])
-
     def epsilon(self, rounds: int | None = 1) -> float:
         """Return the privacy loss per row: the largest log ratio of the chances of what is seen, row held or not.
 
@@ -82,17 +71,28 @@ class Perturbation:
         Args:
             rounds: Rounds in which the client answers; ``None`` for any number, which the permanent answers bound.
         """
+        permanent = np.array([[1 - self.p2, self.p2], [1 - self.p1, self.p1]])  # chances of no and yes; row held or not
         if rounds is None:
-            return _loss(np.array([[1 - self.p2, self.p2], [1 - self.p1, self.p1]]))
-        return _loss(self.chances(rounds))
+            return _loss(_log(permanent))
+        yes = np.arange(rounds + 1)  # the order of the answers says nothing beyond their number
+        stay = np.array([[self.p4, self.p3]])[..., None]
+        seen = xlogy(yes, stay) + xlogy(rounds - yes, 1 - stay)  # after a permanent no, and after a yes
+        return _loss(np.logaddexp.reduce(_log(permanent)[..., None] + seen, axis=1))
 
 
-def _loss(chances: NDArray[np.float64]) -> float:
-    """The largest log ratio between two distributions, in either direction; impossible for both does not count."""
-    possible = chances.max(0) > 0
+def _log(chances: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore"):
-        logs = np.log(chances[:, possible])
-    return float(np.abs(logs[1] - logs[0]).max())
+        logs: NDArray[np.float64] = np.log(chances)
+    return logs
+
+
+def _loss(logs: NDArray[np.float64]) -> float:
+    """The largest ratio between two distributions [2, n] of logs, in either direction.
+
+    What is impossible for both does not count.
+    """
+    possible = logs[:, np.isfinite(logs).any(0)]
+    return float(np.abs(possible[1] - possible[0]).max())
 
 
 class PermanentAnswers:

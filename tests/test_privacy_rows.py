@@ -245,16 +245,31 @@ def test_hidden_draws_are_separate_streams_that_begin_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("name", "value"),
     [
-        {"asked": np.array([2, 1]), "yes": np.array([True, False])},
-        {"asked": np.array([1, 2]), "yes": np.array([True])},
-        {"asked": np.array([-1, 2]), "yes": np.array([True, True])},
+        ("clients", np.zeros((2, 1), np.int64)),
+        ("clients", np.arange(3)),
+        ("asked", np.zeros((2, 1), np.uint8)),
+        ("asked", np.zeros((2, 2), np.uint8)),  # answers to what was never asked
+        ("asked", np.full((2, 2), 255, np.uint8)),  # rows beyond the table
+        ("yes", np.zeros((2, 2))),
     ],
 )
-def test_damaged_answers_are_refused(state: dict[str, np.ndarray]) -> None:
-    with pytest.raises(UserError, match="permanent answers are damaged"):
-        PermanentAnswers(Perturbation.symmetric(0.9), 10, 0).load_state_dict(state)
+def test_damaged_answers_are_refused(name: str, value: np.ndarray) -> None:
+    answers = PermanentAnswers(Perturbation.symmetric(0.9), 12, 0)
+    for c in (0, 1):
+        answers.answer(c, np.arange(10), np.arange(10))
+    state = answers.state_dict()
+    assert [part.shape for part in state.values()] == [(2,), (2, 2), (2, 2)]
+    answers.load_state_dict(state)
+    with pytest.raises(UserError, match="permanent answers are damaged, or of another table than one of 12 rows"):
+        answers.load_state_dict({**state, name: value})
+
+
+def test_answers_of_nobody_can_be_saved() -> None:
+    answers = PermanentAnswers(Perturbation.symmetric(0.9), 12, 0)
+    answers.load_state_dict(answers.state_dict())
+    assert len(answers.state_dict()["clients"]) == 0
 
 
 # --- heat -----------------------------------------------------------------------------------------------------------

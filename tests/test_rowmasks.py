@@ -277,6 +277,33 @@ def test_malformed_and_replayed_rows_are_refused_and_the_round_goes_on() -> None
     same(play.row_server.finish(), play.plain().found)
 
 
+def test_malformed_recoveries_are_refused() -> None:
+    play = Play([[1, 2], [1, 2], [1], [1, 3], [3]], Lost(masked=frozenset({0})), least=2)
+    sharing = play.begin()
+    for c in range(1, 5):
+        rows, vectors = play.masked(sharing, c)
+        play.row_server.take_masked(rows)
+        play.server.take_masked(vectors)
+    survivors = play.server.close_masked()
+    play.clients[1].reveal(survivors)
+    rows = play.row_clients[1].reveal()  # no key, and the sum of its masks at row 1
+    masks = rows.masks
+    for odd, reason in (
+        ({"keys": np.zeros((1, 16), np.uint8)}, r"keys of shape \(1, 16\), expected \(0, 16\)"),
+        ({"keys": np.zeros((0, 16), np.int64)}, "keys of shape"),
+        ({"masks": {}}, r"has rows of \[\]"),
+        ({"masks": {**masks, "values": masks["values"][:0]}}, r"'values' of shape \(0, 3\), expected \(1, 3\)"),
+        ({"masks": {**masks, "values": masks["values"] | np.uint16(1 << 15)}}, "more than 13 bits"),
+        ({"client": 0}, "comes from client 0, which does not take part"),
+        ({"context": bytes(32)}, "belongs to another sum"),
+    ):
+        with pytest.raises(Refused, match=reason):
+            play.row_server.take_revealed(replace(rows, **odd))
+    play.row_server.take_revealed(rows)
+    with pytest.raises(Refused, match="comes from client 1 again"):
+        play.row_server.take_revealed(rows)
+
+
 def test_rows_of_a_client_whose_vectors_are_refused_are_in_no_sum() -> None:
     play = Play([[1, 2]] * 4, Lost(masked=frozenset({3})))
     sharing = play.begin()

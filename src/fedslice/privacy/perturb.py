@@ -10,7 +10,9 @@ yes, ``p4`` if it is no. Rounds can be averaged, permanent answers cannot.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from fedslice.privacy.draws import Draw, hidden_uniform
 
 Rows = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Packed = NDArray[np.uint8]
 PRESETS = {"15/16": 15 / 16, "7/8": 7 / 8, "3/4": 3 / 4}
 
 
@@ -98,7 +101,8 @@ def _loss(logs: NDArray[np.float64]) -> float:
 class PermanentAnswers:
     """The permanent answers of clients, each drawn when a row is asked for the first time and kept from then on.
 
-    An answer depends on the clients' seed, the client and the row. It stays if the client holds other rows later.
+    An answer depends on the clients' seed, the client and the row. It stays if the client holds other rows later. Two
+    bits are kept per row of the table, for each client that was asked.
 
     Args:
         mechanism: The chances.
@@ -108,8 +112,8 @@ class PermanentAnswers:
 
     def __init__(self, mechanism: Perturbation, rows: int, seed: int) -> None:
         self.mechanism, self.rows, self._seed = mechanism, rows, seed
-        self._asked = np.zeros(0, np.int64)  # client * rows + row, ascending
-        self._yes = np.zeros(0, np.bool_)
+        self._asked: dict[int, Packed] = {}  # by client, a bit per row: whether the row was ever asked
+        self._yes: dict[int, Packed] = {}  # and the answer
 
     def answer(self, client: int, asked: Rows, held: Rows) -> Flags:
         """Return a client's permanent answers [n].
@@ -119,16 +123,14 @@ class PermanentAnswers:
             asked: Rows [n], ascending.
             held: The rows that it holds.
         """
-        keys = client * self.rows + asked
-        at = np.searchsorted(self._asked, keys)
-        known = at < len(self._asked)
-        known[known] = self._asked[at[known]] == keys[known]
-        fresh = asked[~known]
-        chance = np.where(np.isin(fresh, held), self.mechanism.p1, self.mechanism.p2)
-        drawn = self._drawn(fresh, Draw.PERMANENT, client) < chance
-        self._asked = np.insert(self._asked, at[~known], keys[~known])
-        self._yes = np.insert(self._yes, at[~known], drawn)
-        answers: Flags = self._yes[np.searchsorted(self._asked, keys)]
+        known, yes = (self._unpacked(kept.get(client)) for kept in (self._asked, self._yes))
+        fresh = asked[~known[asked]]
+        if fresh.size:
+            chance = np.where(np.isin(fresh, held), self.mechanism.p1, self.mechanism.p2)
+            yes[fresh] = self._drawn(fresh, Draw.PERMANENT, client) < chance
+            known[fresh] = True
+            self._asked[client], self._yes[client] = np.packbits(known), np.packbits(yes)
+        answers: Flags = yes[asked]
         return answers
 
     def perturb(self, client: int, round: int, asked: Rows, held: Rows) -> Rows:
@@ -149,13 +151,31 @@ class PermanentAnswers:
         """A number between 0 and 1 for each row, which does not depend on the other rows that are asked for."""
         return hidden_uniform(self._seed, draw, int(rows.max(initial=-1)) + 1, *key)[rows]
 
-    def state_dict(self) -> dict[str, NDArray[np.generic]]:
-        """Return all answers so far: keys (client times rows plus row, ascending) and flags."""
-        return {"asked": self._asked.copy(), "yes": self._yes.copy()}
+    def _unpacked(self, bits: Packed | None) -> Flags:
+        if bits is None:
+            return np.zeros(self.rows, dtype=np.bool_)
+        return np.unpackbits(bits, count=self.rows).view(np.bool_)
 
-    def load_state_dict(self, state: dict[str, NDArray[np.generic]]) -> None:
-        """Take back what :meth:`state_dict` returned."""
-        asked, yes = np.asarray(state["asked"], np.int64), np.asarray(state["yes"], np.bool_)
-        if asked.shape != yes.shape or asked.ndim != 1 or (np.diff(asked) <= 0).any() or (asked < 0).any():
-            raise UserError("the permanent answers are damaged: their keys are not ascending, or have no answer each.")
-        self._asked, self._yes = asked.copy(), yes.copy()
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return all answers so far: clients [n], and bits of the rows asked and of the answers [n, rows / 8]."""
+        clients, width = sorted(self._asked), (self.rows + 7) // 8
+        bits = {
+            name: np.array([kept[client] for client in clients], np.uint8).reshape(len(clients), width)
+            for name, kept in (("asked", self._asked), ("yes", self._yes))
+        }
+        return {"clients": np.array(clients, np.int64), **bits}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take back what :meth:`state_dict` returned.
+
+        Raises:
+            UserError: If it cannot have returned this.
+        """
+        clients, asked, yes = state["clients"], state["asked"], state["yes"]
+        shape = (len(clients), (self.rows + 7) // 8)
+        fits = clients.ndim == 1 and all(bits.shape == shape and bits.dtype == np.uint8 for bits in (asked, yes))
+        spare = 8 * shape[1] - self.rows
+        if not fits or (yes & ~asked).any() or (asked[:, -1:] & ((1 << spare) - 1)).any():
+            raise UserError(f"the permanent answers are damaged, or of another table than one of {self.rows} rows.")
+        self._asked = dict(zip(clients.tolist(), asked.copy(), strict=True))
+        self._yes = dict(zip(clients.tolist(), yes.copy(), strict=True))

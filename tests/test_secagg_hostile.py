@@ -338,6 +338,18 @@ def test_a_client_that_shares_another_secret_than_it_uses_is_named(lost: tuple[i
         cohort.server.finish()
 
 
+@pytest.mark.parametrize("lost", [(), (1,)], ids=["its seed", "its key"])
+def test_shares_of_no_secret_are_traced_to_their_maker(lost: tuple[int, ...]) -> None:
+    cohort = Cohort()
+    other = replace(cohort.setup, threshold=4)  # a polynomial of a higher degree: three shares give anything
+    other.__dict__["context"] = cohort.setup.context
+    cohort.clients[1].setup = other
+    for message in cohort.revealed(without=lost):
+        cohort.server.take_revealed(message)
+    with pytest.raises(Aborted, match="client 1 of the cohort shared another secret than the one it uses"):
+        cohort.server.finish()
+
+
 def test_sealed_texts_that_were_not_sealed_for_the_receiver_are_left_out() -> None:
     cohort = Cohort()
     deliveries = cohort.after_shares()

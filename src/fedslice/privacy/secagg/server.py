@@ -250,27 +250,24 @@ class Server:
         seeds, keys = {}, {}
         for holders, alike_owners in alike.items():
             stacked = np.stack([np.stack(given[owner][1][: self.setup.threshold]) for owner in alike_owners], axis=1)
-            for owner, secret in zip(alike_owners, self._secrets(np.array(holders), stacked), strict=True):
+            for owner, secret in zip(alike_owners, shares.combine(np.array(holders), stacked), strict=True):
                 if self._survivors[owner]:
                     seeds[owner] = self._true_seed(owner, secret)
                 else:
                     keys[owner] = self._true_pair(owner, secret)
         return seeds, keys
 
-    def _secrets(self, points: NDArray[np.int64], stacked: NDArray[np.uint32]) -> list[bytes]:
-        try:
-            return shares.combine(points, stacked)
-        except Refused as refused:
-            raise Aborted.of(self.setup, f"a client {refused}") from None
-
-    def _true_seed(self, owner: int, secret: bytes) -> bytes:
-        if self.setup.commit(SEED_SECRET, owner, owner, secret) != self._shares[owner].seed_commitment:
+    def _true_seed(self, owner: int, secret: bytes | None) -> bytes:
+        if (
+            secret is None
+            or self.setup.commit(SEED_SECRET, owner, owner, secret) != self._shares[owner].seed_commitment
+        ):
             raise self._dishonest(owner)
         return secret
 
-    def _true_pair(self, owner: int, secret: bytes) -> KeyPair:
-        pair = KeyPair(secret)
-        if pair.public != self._keys[owner].mask_key:
+    def _true_pair(self, owner: int, secret: bytes | None) -> KeyPair:
+        pair = None if secret is None else KeyPair(secret)
+        if pair is None or pair.public != self._keys[owner].mask_key:
             raise self._dishonest(owner)
         return pair
 

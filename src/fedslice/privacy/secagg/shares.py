@@ -12,8 +12,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fedslice.core.errors import Refused
-
 PRIME = (1 << 31) - 1
 SECRET = 32  # bytes
 _LIMB = 30  # bits
@@ -45,15 +43,12 @@ def split(secrets: list[bytes], points: NDArray[np.int64], threshold: int, entro
     return _product(powers, coefficients).reshape(len(points), len(secrets), LIMBS).astype(np.uint32)
 
 
-def combine(points: NDArray[np.int64], shares: NDArray[np.uint32]) -> list[bytes]:
-    """Return the secrets whose shares these are.
+def combine(points: NDArray[np.int64], shares: NDArray[np.uint32]) -> list[bytes | None]:
+    """Return the secrets whose shares these are, none where they are shares of no text of 32 bytes.
 
     Args:
         points: The holders' points [threshold].
         shares: Their shares [threshold, secrets, 9].
-
-    Raises:
-        Refused: If these are not shares of texts of 32 bytes.
     """
     limbs = _product(_weights(points)[None], shares.reshape(len(points), -1).astype(np.uint64))
     return _texts(limbs.reshape(-1, LIMBS))
@@ -93,10 +88,10 @@ def _limbs(secrets: list[bytes]) -> NDArray[np.uint64]:
     return padded.astype(np.uint64) @ (np.uint64(1) << np.arange(_LIMB, dtype=np.uint64))
 
 
-def _texts(limbs: NDArray[np.uint64]) -> list[bytes]:
-    """The inverse of :func:`_limbs`."""
+def _texts(limbs: NDArray[np.uint64]) -> list[bytes | None]:
+    """The inverse of :func:`_limbs`, none for numbers that it does not make."""
     bits = (limbs[:, :, None] >> np.arange(31, dtype=np.uint64) & np.uint64(1)).astype(np.uint8)
     line = bits[:, :, :_LIMB].reshape(len(limbs), -1)
-    if bits[:, :, _LIMB].any() or line[:, 8 * SECRET :].any():
-        raise Refused("has shares that belong to no secret")
-    return [row.tobytes() for row in np.packbits(line[:, : 8 * SECRET], axis=1, bitorder="little")]
+    beyond = np.concatenate([bits[:, :, _LIMB], line[:, 8 * SECRET :]], axis=1)
+    packed = np.packbits(line[:, : 8 * SECRET], axis=1, bitorder="little")
+    return [None if over.any() else row.tobytes() for row, over in zip(packed, beyond, strict=True)]

@@ -26,7 +26,7 @@ from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import Uniform
 from fedslice.select.base import Cohort
-from fedslice.slices import Shared
+from fedslice.slices import ChannelDropout, FeatureRows, Shared
 from fedslice.task import Task
 from fedslice.training.devices import Devices
 from fedslice.training.ledger import Ledger
@@ -46,7 +46,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         readers,
         Recipe(
             select=Uniform(cohort=6),
-            slices=Shared("shared.*", inner="feature-rows"),
+            slices=Shared("shared.*", inner=FeatureRows()),
             local=FDRL(alpha=0.1, beta=0.1, **SGD),
             combine=HeatCorrected(weights="uniform"),
         ),
@@ -65,7 +65,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         pair,
         Recipe(
             select=Uniform(cohort=6),
-            slices=Shared("shared.*", inner="channel-dropout rate=0.5 full_every=3"),
+            slices=Shared("shared.*", inner=ChannelDropout(rate=0.5, full_every=3)),
             local=FDRL(**SGD),
             combine=Coverage(weights="uniform"),
         ),

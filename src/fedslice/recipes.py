@@ -8,7 +8,7 @@ from fedslice.core.errors import unknown
 from fedslice.local import APFL, FDRL, Ditto, FedBABU, FedDC, FedDyn, FedGen, FedNTD, FedRep, Moon, Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, FedCS, Oort, Pooled
-from fedslice.server import Adagrad, Adam, Drift, Momentum, ScaffoldApprox, Yogi
+from fedslice.server import Drift, ScaffoldApprox, ServerAdagrad, ServerAdam, ServerMomentum, ServerYogi
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 
 RECIPES: dict[str, Recipe] = {
@@ -21,10 +21,10 @@ RECIPES: dict[str, Recipe] = {
     "moon": Recipe(local=Moon()),
     "fedgen": Recipe(local=FedGen()),
     "fedntd": Recipe(local=FedNTD()),
-    "fedavgm": Recipe(server=Momentum()),
-    "fedadagrad": Recipe(server=Adagrad()),
-    "fedadam": Recipe(server=Adam()),
-    "fedyogi": Recipe(server=Yogi()),
+    "fedavgm": Recipe(server=ServerMomentum()),
+    "fedadagrad": Recipe(server=ServerAdagrad()),
+    "fedadam": Recipe(server=ServerAdam()),
+    "fedyogi": Recipe(server=ServerYogi()),
     "fedsubavg": Recipe(slices=FeatureRows(), combine=HeatCorrected()),
     "submodelavg": Recipe(slices=FeatureRows(), combine=Coverage()),
     "centralsgd": Recipe(select=Pooled()),
@@ -37,7 +37,7 @@ RECIPES: dict[str, Recipe] = {
     "fjord": Recipe(slices=Width(widths="0.2,0.4,0.6,0.8,1", drawn=True), combine=Coverage()),
     "flss": Recipe(codec=StreamingSubspace(), combine=Mean(weights="uniform")),
     "sign": Recipe(codec=Sign()),
-    "sign+flss": Recipe(codec=StreamingSubspace(inner="sign"), combine=Mean(weights="uniform")),
+    "sign+flss": Recipe(codec=StreamingSubspace(inner=Sign()), combine=Mean(weights="uniform")),
     "fedprox+flss": Recipe(local=Prox(mu=0.01), codec=StreamingSubspace(), combine=Mean(weights="uniform")),
     "stc": Recipe(codec=STC()),
     "fetchsgd": Recipe(codec=FetchSGD()),

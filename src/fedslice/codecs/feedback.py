@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,10 +63,12 @@ class Feedback(Codec):
         """The values that the message stands for."""
         return Update(part, part, self.restore(state.run.spec, part, body))
 
+    @abstractmethod
     def compress(self, spec: Spec, part: Slice, values: Values) -> Body:
         """Return the message that stands for these values."""
         raise NotImplementedError
 
+    @abstractmethod
     def restore(self, spec: Spec, part: Slice, body: Body) -> Values:
         """Return the values that a message stands for."""
         raise NotImplementedError

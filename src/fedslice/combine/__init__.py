@@ -6,4 +6,6 @@ from fedslice.combine.coverage import Coverage
 from fedslice.combine.heat import HeatCorrected
 from fedslice.combine.mean import Mean
 
-__all__ = ["Accumulator", "Combine", "Coverage", "HeatCorrected", "Mean"]
+__all__ = ["PARTS", "Accumulator", "Combine", "Coverage", "HeatCorrected", "Mean"]
+
+PARTS = (Mean, HeatCorrected, Coverage)

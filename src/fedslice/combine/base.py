@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class Combine(Part):
 
     It runs on the server. Weights are what clients enrolled with.
     """
+
+    place: ClassVar[str] = "combine"
 
     weights: Literal["samples", "uniform"] = "samples"
 

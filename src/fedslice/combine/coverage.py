@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
 from fedslice.combine.base import Combine
 from fedslice.core.capabilities import Rule
-from fedslice.core.part import CHECKED
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Coverage(Combine):
     """W = Σ w_i·W_i·M_i / Σ w_i·M_i per coordinate; where nobody sent, the old value stays."""
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.combine.accumulator import Accumulator
 from fedslice.combine.base import Combine
 from fedslice.core.facts import row_fields, row_name
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, Positive, ServerRun, State
+from fedslice.core.part import Positive, ServerRun, State
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec
 from fedslice.core.update import Step
@@ -36,7 +35,6 @@ class Heat(State):
         self.made: dict[str, tuple[int, Tensor]] = {}  # by group: coefficients of a version of the enrolled
 
 
-@dataclass(frozen=True, config=CHECKED)
 class HeatCorrected(Combine):
     """X_m += (N / n_m) · mean over the cohort of Δ_{i,m}.
 

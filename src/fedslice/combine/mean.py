@@ -2,13 +2,9 @@
 
 from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
 from fedslice.combine.base import Combine
-from fedslice.core.part import CHECKED
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Mean(Combine):
     """X += Σ w_i·Δ_i / Σ w_i over the cohort; a coordinate that a client does not hold counts as a zero update."""
 

@@ -73,6 +73,7 @@ class SGD(Part):
     round. Weights decay, that is parameters with more than one dimension, tables among them; biases do not.
     """
 
+    place: ClassVar[str] = "local"
     label = "sgd"
     follows_gradient: ClassVar[bool] = True  # see ``provides``
 

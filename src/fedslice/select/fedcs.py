@@ -11,10 +11,9 @@ from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from fedslice.core.errors import UserError
-from fedslice.core.part import CHECKED, Positive, ServerRun, State
+from fedslice.core.part import Positive, ServerRun, State
 from fedslice.select.base import Cohort
 from fedslice.select.budget import BySpeed, Known, Numbers, Share, Vector, affordable, cohort
 
@@ -27,7 +26,6 @@ class Choice(State):
         self.made: tuple[int, Cohort] | None = None
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedCS(BySpeed):
     """The fastest clients, as many as the share ``budget`` of all parameters allows (0.6 unless said otherwise).
 

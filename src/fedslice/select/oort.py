@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
 from fedslice.core.encodings import Floats
 from fedslice.core.message import Body, Fields
 from fedslice.core.message import Field as MessageField
-from fedslice.core.part import CHECKED, Count, NonNegative, Round, ServerRun, State
+from fedslice.core.part import Count, NonNegative, Round, ServerRun, State
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.select.base import Cohort
@@ -31,7 +30,6 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 _LEAST = 1e-300  # the weight of a client that is worth nothing: it comes last, but it comes
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Oort(BySpeed):
     """Clients by utility, |B_i|·√(mean over B_i of squared losses)·(T/t_i)^(α·1[t_i > T]), from their last round.
 

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic.dataclasses import dataclass
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.core.part import CHECKED, Count
+from fedslice.core.part import Count
 from fedslice.select.base import USUAL_COHORT, Cohort, Select
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Uniform(Select):
     """``cohort`` clients, each equally likely, without replacement unless said otherwise.
 

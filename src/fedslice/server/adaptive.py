@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.server.base import Averages, Averaging, Fraction
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Adagrad(Averaging):
+class ServerAdagrad(Averaging):
     """m ← β1·m + (1 − β1)·Δ, v ← v + Δ², X += η·m / (√v + τ): the rate of a coordinate only ever falls.
 
     As published there is no bias correction, and v begins at τ²: a coordinate that never moved then has a finite rate.
@@ -35,8 +33,7 @@ class Adagrad(Averaging):
         second.add_(square)
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Adam(Adagrad):
+class ServerAdam(ServerAdagrad):
     """v ← β2·v + (1 − β2)·Δ²: old squares fade."""
 
     label = "adam"
@@ -48,8 +45,7 @@ class Adam(Adagrad):
         second.lerp_(square, 1 - self.beta2)
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Yogi(Adam):
+class ServerYogi(ServerAdam):
     """v ← v − (1 − β2)·Δ²·sign(v − Δ²): the second moment changes by no more than the update's square."""
 
     label = "yogi"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.server.base import Averages, Averaging
 
 
-@dataclass(frozen=True, config=CHECKED)
 class ScaffoldApprox(Averaging):
     """Δ ← (1 − K/N)·Δ + (K/N)·Δ_round, X += η·Δ; the first round's Δ is its own.
 

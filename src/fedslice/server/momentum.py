@@ -1,14 +1,12 @@
 """Server momentum (FedAvgM; Reddi et al. 2021)."""
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.server.base import Averages, Averaging, Fraction
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Momentum(Averaging):
+class ServerMomentum(Averaging):
     """m ← β·m + Δ, X += η·m."""
 
     label = "momentum"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic.dataclasses import dataclass
-
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.core.slice import Values
 from fedslice.core.update import Step
-from fedslice.server.base import Server
+from fedslice.server.base import ServerOptimizer
 
 
-@dataclass(frozen=True, config=CHECKED)
-class ServerSGD(Server):
+class ServerSGD(ServerOptimizer):
     """X += η·step, on the rows that changed and nowhere else."""
 
     label = "sgd"

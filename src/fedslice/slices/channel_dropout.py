@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field as Setting
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
@@ -22,7 +21,7 @@ from fedslice.core.encodings import Floats
 from fedslice.core.errors import UserError
 from fedslice.core.facts import facts
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, ClientRun, Count, NonNegative, Round, ServerRun
+from fedslice.core.part import ClientRun, Count, NonNegative, Round, ServerRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
@@ -104,7 +103,6 @@ class _Open(NamedTuple):
         return f"cover/{self.layer.name}"
 
 
-@dataclass(frozen=True, config=CHECKED)
 class ChannelDropout(Narrow):
     """A share of each layer's output channels stays at home; which clients drop how much, and what, may change.
 

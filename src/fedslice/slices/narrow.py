@@ -6,7 +6,6 @@ from typing import Annotated
 
 import torch
 from pydantic import BeforeValidator, field_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.encodings import Counts
@@ -14,7 +13,7 @@ from fedslice.core.errors import UserError
 from fedslice.core.facts import FACTS
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, ClientRun, ServerRun, State
+from fedslice.core.part import ClientRun, ServerRun, State
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.network.graph import Layer, Prefixes, same_when_narrow
@@ -61,7 +60,6 @@ class NarrowMemory(Memory):
         self.networks = networks
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Narrow(Slices):
     """Slices by width: clients hold networks of different ``widths``, in turn.
 

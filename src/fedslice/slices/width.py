@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.part import ClientRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.network.graph import Layer
@@ -40,7 +39,6 @@ class WidthMemory(NarrowMemory):
         self.labels = _labels(run.task, networks.last) if own_labels else None
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Width(Narrow):
     """A client exchanges the first outputs and inputs of each layer; see :class:`Narrow` for ``widths``.
 

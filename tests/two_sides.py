@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedslice as fs
 from fedslice.codecs import StreamingSubspace
-from fedslice.combine import Coverage, HeatCorrected, Mean
+from fedslice.combine import Coverage, HeatCorrected, Mean, Median, TrimmedMean
 from fedslice.core.message import Kind, Message, open_message
 from fedslice.core.spec import Spec
 from fedslice.federation import Federation, Ragged
@@ -69,6 +69,18 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
             local=FDRL(**SGD),
             combine=Coverage(weights="uniform"),
         ),
+    ),
+}
+COMBINED |= {
+    "median": (
+        readers,
+        RECIPES["scaffold"].with_options(
+            {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SGD}
+        ),
+    ),
+    "trimmed-mean": (
+        pair,
+        RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SGD}),
     ),
 }
 NAMES = [*RECIPES, *COMBINED]

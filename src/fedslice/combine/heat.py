@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedslice.combine.accumulator import Accumulator
-from fedslice.combine.base import Combine
+from fedslice.combine.base import Total, Weighted
 from fedslice.core.facts import row_fields, row_name
 from fedslice.core.message import Body, Fields
 from fedslice.core.part import Positive, ServerRun, State
@@ -35,7 +34,7 @@ class Heat(State):
         self.made: dict[str, tuple[int, Tensor]] = {}  # by group: coefficients of a version of the enrolled
 
 
-class HeatCorrected(Combine):
+class HeatCorrected(Weighted):
     """X_m += (N / n_m) · mean over the cohort of Δ_{i,m}.
 
     A row that few clients hold gets few updates; the factor N/n_m makes the expected step of every row the mean
@@ -47,7 +46,6 @@ class HeatCorrected(Combine):
 
     label = "heat"
 
-    weights: Literal["samples", "uniform"] = "samples"
     estimator: Literal["ratio", "horvitz-thompson"] = "ratio"
     max_coef: Positive | None = None
 
@@ -94,7 +92,7 @@ class HeatCorrected(Combine):
             state.made[group] = version, coef.to(spec.dtypes[table]).to(state.run.device)
         return state.made[group][1]
 
-    def correct(self, state: Heat, mean: Step, total: Accumulator) -> Step:
+    def correct(self, state: Heat, mean: Step, total: Total) -> Step:
         """Line 9, on the rows that the cohort touched."""
         if not mean:  # nobody sent anything that could be used
             return mean

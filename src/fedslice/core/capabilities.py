@@ -24,6 +24,7 @@ codec    sends-steps             the server's steps come down in place of its mo
 codec    basis                   clients know an orthonormal basis of the updates
 codec    remembers               a memory per client, written once a round
 combine  per-sender              each coordinate is divided by the weight of those who sent it
+combine  needs-updates           it looks at every client's update, and not at their sum
 combine  plain                   the step is the mean of the updates, unchanged
 server   plain                   the model moves by the step times a constant
 server   adds-drift              the clients' mean drift is added to the model

@@ -47,7 +47,7 @@ def register(kind: Kind) -> Kind:
     Raises:
         UserError: If the class is no part, lacks a method that its base asks for, or has the name of another part.
     """
-    add(kind, f"{kind.__module__}:{kind.__qualname__}")
+    add(kind, _home(kind))
     return kind
 
 
@@ -95,7 +95,7 @@ def find(place: str, name: str, *, what: str | None = None) -> type[Component]:
 def origin(kind: type[Component]) -> str:
     """Return where a part comes from: ``fedslice``, or the address of its class."""
     _builtin()
-    return _origins.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+    return _origins.get(kind, _home(kind))
 
 
 def is_own(kind: type[Component]) -> bool:
@@ -106,6 +106,12 @@ def is_own(kind: type[Component]) -> bool:
 def has_entry_points() -> bool:
     """Return whether some installed package brings parts, without loading it."""
     return bool(entry_points(group=GROUP))
+
+
+def outside() -> list[type[Component]]:
+    """Return the parts that are not of fedslice, with those of entry points that can be loaded."""
+    load_entry_points()
+    return [kind for place in PLACES for kind in kinds(place).values() if not is_own(kind)]
 
 
 def load_entry_points() -> dict[str, str]:
@@ -144,8 +150,10 @@ def _at(place: str, address: str) -> type[Component]:
     kind = load(address)
     if not (inspect.isclass(kind) and issubclass(kind, Component)):
         raise UserError(f"{place}={address} is {shown(kind)}, expected a class of a part.")
-    if _origins.get(kind) is None:
+    if kind not in kinds(kind.place).values():
         add(kind, address)
+    if not is_own(kind):
+        _origins[kind] = address
     if kind.place != place:
         raise UserError(f"{place}={address} is a part for {kind.place}; write {kind.place}={address}.")
     return kind
@@ -188,6 +196,10 @@ def _checked(kind: Any) -> tuple[str, str]:
         reason = first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise UserError(f"{place}={label}: {described(kind)}: with its defaults: {reason}.") from None
     return place, label
+
+
+def _home(kind: Any) -> str:
+    return f"{getattr(kind, '__module__', '?')}:{getattr(kind, '__qualname__', '?')}"
 
 
 def _again(kind: type[Component], other: type[Component]) -> bool:

@@ -17,7 +17,7 @@ from pydantic.errors import PydanticUserError
 from fedslice.core.errors import UserError, shown
 
 # Settings are checked where they are given: a wrong value never reaches a round. Strict: true is not 1.0.
-CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True)
+CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True, validate_default=True)
 RESERVED = ("name", "place", "label")  # words that describe a component, and so name no setting
 
 
@@ -38,6 +38,11 @@ class Component:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            raise UserError(
+                f"{described(cls)} defines __init__, which is made of its settings; annotate them with their defaults, "
+                "and compute what follows from them in a property."
+            )
         for name in inspect.get_annotations(cls):
             if name in RESERVED and name not in vars(cls):
                 raise UserError(f"{described(cls)}: a setting cannot be called {name!r}; give it another name.")

@@ -23,6 +23,9 @@ class Feedback(Codec):
     """p = Δ + e is compressed to q, which is sent; e ← p − q. Over the rounds Σ q + e = Σ Δ.
 
     The new e counts if the server takes the upload: a client whose update is refused has sent nothing, and its e stays.
+
+    Args:
+        error_feedback: Whether what compression left out is remembered and added to the client's next update.
     """
 
     error_feedback: bool = True

@@ -99,6 +99,12 @@ class FetchSGD(CatchUp):
     estimates' noise as an error, which grows without bound when D/c coordinates share a cell.) Coordinates need no ids:
     their hashes are drawn from the shared seed; a step may touch some that nobody sent. FLSS's paper gives neither
     ``momentum`` nor ``top``.
+
+    Args:
+        rows: Rows of the sketch: a coordinate's estimate is the median of so many cells.
+        share: Cells of the sketch, as a share of the model's values.
+        momentum: Factor of the momentum sketch on the server, ρ.
+        top: Share of the coordinates that the server's step moves.
     """
 
     label = "fetchsgd"

@@ -48,6 +48,9 @@ class LBGM(Codec):
     Close means sin²(g, ℓ) ≤ delta; the server then takes ρ·ℓ. Otherwise g goes up and becomes ℓ. The look-back is by
     parameter, as in the published code (the paper's algorithm takes the model as one vector). Client and server
     remember it each for itself, so a simulation remembers two models per client.
+
+    Args:
+        delta: Largest sin² of the angle to the look-back at which one number is sent, δ; 0 is FedAvg.
     """
 
     label = "lbgm"

@@ -38,6 +38,9 @@ class Quantize(Codec):
 
     A value goes to the level below or above with chances that make the mean exact. Zero is a level, so zeros stay. The
     draw depends on the clients' seed, the round, the client and the coordinate, and on nothing else.
+
+    Args:
+        bits (bits): Bits per value.
     """
 
     label = "quantize"

@@ -45,6 +45,9 @@ class STC(CatchUp, Feedback):
 
     The server compresses its step in the same way, with a residual of its own, and clients are sent the steps that they
     have missed. FLSS's paper counts D/32 words for a message; at a share of 1/32 the wire takes 0.235 bits per value.
+
+    Args:
+        share: Share of each parameter's entries that go up and come down.
     """
 
     label = "stc"

@@ -11,7 +11,11 @@ from fedslice.core.spec import Spec
 
 
 class TopK(Feedback):
-    """k = ⌈share·n⌉ entries of each parameter at full precision; the others count as zeros that were sent."""
+    """k = ⌈share·n⌉ entries of each parameter at full precision; the others count as zeros that were sent.
+
+    Args:
+        share: Share of each parameter's entries that go up.
+    """
 
     label = "topk"
 

@@ -61,8 +61,8 @@ class Weighted(Combine):
     """A merge in which clients weigh as many samples as they train on, or all the same.
 
     Args:
-        weights: ``"samples"`` weighs a client by its number of training samples, which it tells when it enrols;
-            ``"uniform"`` weighs all the same.
+        weights: ``samples`` weighs a client by its number of training samples, which it tells when it enrols;
+            ``uniform`` weighs all clients the same.
     """
 
     weights: Literal["samples", "uniform"] = "samples"  # type: ignore[misc]

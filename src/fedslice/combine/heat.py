@@ -35,13 +35,16 @@ class Heat(State):
 
 
 class HeatCorrected(Weighted):
-    """X_m += (N / n_m) · mean over the cohort of Δ_{i,m}.
+    """Multiply a table row's mean update by N/n_m, where n_m of the N clients hold the row.
 
-    A row that few clients hold gets few updates; the factor N/n_m makes the expected step of every row the mean
-    over its own holders. With sample weights it is W/W_m (appendix D.4), and ``estimator`` says how the cohort's
-    sum stands for the population's: ``ratio`` divides by the cohort's own weight (bounded, slightly biased),
-    ``horvitz-thompson`` by its expectation (exactly unbiased, more variable). A row with a single holder is
-    amplified N/K times; ``max_coef`` bounds the factor.
+    X_m += (N / n_m) · mean over the cohort of Δ_{i,m}. A row that few clients hold gets few updates; the factor makes
+    the expected step of every row the mean over its own holders. With sample weights it is W/W_m (appendix D.4), and
+    ``estimator`` says how the cohort's sum stands for the population's.
+
+    Args:
+        estimator: ``ratio`` divides by the cohort's weight: bounded, slightly biased. ``horvitz-thompson`` divides by
+            the expected weight: unbiased, with more variance.
+        max_coef: Upper bound of the factor N/n_m; without it a row with a single holder is scaled by N.
     """
 
     label = "heat"

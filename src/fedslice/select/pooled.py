@@ -12,7 +12,11 @@ from fedslice.task import Task
 
 
 class Pooled(Select):
-    """One client owns all samples and stands for a cohort: its batches are ``cohort`` (usually 50) times as large."""
+    """One client owns all samples and stands for a cohort: its batches are ``cohort`` (usually 50) times as large.
+
+    Args:
+        cohort (clients): How many clients one stands for: batches are so many times as large; 50 if not given.
+    """
 
     label = "pooled"
 

@@ -15,9 +15,11 @@ from fedslice.select.base import USUAL_COHORT, Cohort, Select
 
 
 class Uniform(Select):
-    """``cohort`` clients, each equally likely, without replacement unless said otherwise.
+    """A number of clients, each equally likely.
 
-    Without ``cohort`` they are 50, or all clients if there are fewer.
+    Args:
+        cohort (clients): Clients per round; 50 if not given, or all clients if there are fewer.
+        replacement: Whether a client may be drawn more than once in a round.
     """
 
     label = "uniform"

@@ -12,6 +12,11 @@ class ServerAdagrad(Averaging):
     """m ← β1·m + (1 − β1)·Δ, v ← v + Δ², X += η·m / (√v + τ): the rate of a coordinate only ever falls.
 
     As published there is no bias correction, and v begins at τ²: a coordinate that never moved then has a finite rate.
+
+    Args:
+        server_lr: Step size of the server, η.
+        beta1: Share of the first moment that is kept in every round, β1.
+        tau: Added to the root of the second moment, τ; larger values adapt less.
     """
 
     label = "adagrad"
@@ -34,7 +39,11 @@ class ServerAdagrad(Averaging):
 
 
 class ServerAdam(ServerAdagrad):
-    """v ← β2·v + (1 − β2)·Δ²: old squares fade."""
+    """v ← β2·v + (1 − β2)·Δ²: old squares fade.
+
+    Args:
+        beta2: Share of the second moment that is kept in every round, β2.
+    """
 
     label = "adam"
 

@@ -12,6 +12,9 @@ class ScaffoldApprox(Averaging):
     """Δ ← (1 − K/N)·Δ + (K/N)·Δ_round, X += η·Δ; the first round's Δ is its own.
 
     The average stands for the update of all clients, of which each round renews the share that took part.
+
+    Args:
+        server_lr: Factor of the averaged update, η.
     """
 
     label = "scaffold-approx"

@@ -7,7 +7,12 @@ from fedslice.server.base import Averages, Averaging, Fraction
 
 
 class ServerMomentum(Averaging):
-    """m ← β·m + Δ, X += η·m."""
+    """m ← β·m + Δ, X += η·m.
+
+    Args:
+        server_lr: Factor of the averaged update, η.
+        momentum: Share of the average that is kept in every round, β.
+    """
 
     label = "momentum"
     kinds = ("momentum",)

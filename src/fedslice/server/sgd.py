@@ -11,7 +11,11 @@ from fedslice.server.base import ServerOptimizer
 
 
 class ServerSGD(ServerOptimizer):
-    """X += η·step, on the rows that changed and nowhere else."""
+    """X += η·step, on the rows that changed and nowhere else.
+
+    Args:
+        server_lr: Factor of the merged update, η; 1 takes it as it is.
+    """
 
     label = "sgd"
 

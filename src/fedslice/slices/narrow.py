@@ -63,9 +63,11 @@ class NarrowMemory(Memory):
 class Narrow(Slices):
     """Slices by width: clients hold networks of different ``widths``, in turn.
 
-    Client n has number n of the list, over and over, and says so when it enrols. A width is the share of each layer's
-    outputs that is held (``0.5``), or the number of outputs of each layer (``32-64-100``); widths are separated by
-    commas. ``s3-a`` and ``s3-b`` are the sets of FedDD's tables 3 and 6.
+    Client n has number n of the list, over and over, and says so when it enrols.
+
+    Args:
+        widths: Widths of the clients' networks, separated by commas, in turn: shares of each layer's outputs
+            (``1,0.5``) or numbers of outputs (``32-64-100``); ``s3-a`` and ``s3-b`` are sets of FedDD's.
     """
 
     widths: Annotated[str, BeforeValidator(str)] = "1"

@@ -72,6 +72,10 @@ class Shared(Slices):
     ``inner`` is another part, such as ``ChannelDropout(budget=0.5)``. A client holds what that part says, of a private
     table its own rows for example, and exchanges of it what it says and is shared. Where the inner part allocates
     budgets, it does so as if all that a client holds could travel.
+
+    Args:
+        patterns: Names of the parameters that travel, with ``*``, separated by commas; or ``body``, ``head``, ``none``.
+        inner: The slices part that says what of the shared parameters is exchanged.
     """
 
     label = "shared"

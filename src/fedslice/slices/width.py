@@ -42,9 +42,9 @@ class WidthMemory(NarrowMemory):
 class Width(Narrow):
     """A client exchanges the first outputs and inputs of each layer; see :class:`Narrow` for ``widths``.
 
-    ``drawn``: the client's width is the widest it can train, and in every round it draws one among those that are no
-    wider (ordered dropout of FjORD, with a width per round), and asks for it. ``own_labels``: of the last layer only
-    the rows of classes that the client has samples of go up (HeteroFL's masking).
+    Args:
+        drawn: Whether a client draws a width up to its own in every round (FjORD), in place of a fixed one.
+        own_labels: Whether of the last layer only rows of classes that a client has go up (HeteroFL).
     """
 
     label = "width"

@@ -359,6 +359,8 @@ def test_a_part_from_an_experiment_file_and_from_a_module(here: Path) -> None:
         ("codec=half.py:torch", "codec=half.py:torch is <module"),
         ("combine=half.py:Half", "combine=half.py:Half is a part for codec; write codec=half.py:Half"),
         ("codec=half.py:Half scale=x", "codec=half: scale='x': input should be a valid number"),
+        ("codec=half.py:Update", "codec=half.py:Update is <class"),
+        ("codec=half.py:fedslice.core.part.Part", "has no place in a recipe; derive it from Codec, Combine"),
         ("codec=:Half", "':Half' is no address; write module:name"),
     ],
 )

@@ -132,17 +132,13 @@ def test_if_all_take_part_a_cohort_is_everyone() -> None:
 class Just(Select):
     """These clients, in every round."""
 
-    label: ClassVar[str] = "just"
+    label = "just"
 
-    def __init__(self, clients: tuple[int, ...]) -> None:
-        self._clients = torch.tensor(clients)
+    clients: tuple[int, ...] = ()
 
     def choose(self, state: Any, t: int) -> Cohort:
-        return Cohort(self._clients, torch.zeros_like(self._clients))
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        return []
+        chosen = torch.tensor(self.clients)
+        return Cohort(chosen, torch.zeros_like(chosen))
 
 
 def test_the_shared_encoder_is_unbiased_over_all_cohorts() -> None:
@@ -295,8 +291,14 @@ ALPHA, BETA, INPUTS = 0.2, 0.3, 2
 class Scheduled(FDRL):
     """η_k = 2/(μ·(γ + k)) in every step, k from 1, and a note of the largest gradient of a client."""
 
+    _mu: ClassVar[float]
+    _gamma: ClassVar[float]
+    _tau: ClassVar[int]
+    _ratio: ClassVar[float]
+    largest: ClassVar[float]
+
     def plan(self, mu: float, gamma: float) -> "Scheduled":
-        self._mu, self._gamma, self._tau, self.largest = mu, gamma, self.iterations or 1, 0.0
+        vars(self).update(_mu=mu, _gamma=gamma, _tau=self.iterations or 1, largest=0.0)  # a part itself is frozen
         return self
 
     def _eta(self, k: int) -> float:
@@ -306,12 +308,12 @@ class Scheduled(FDRL):
         return self._eta(t * self._tau + 1)
 
     def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
-        self._ratio = self._eta(work.round * self._tau + s + 1) / self.rate(work.round)
+        vars(self)["_ratio"] = self._eta(work.round * self._tau + s + 1) / self.rate(work.round)
         return super().objective(forward, loss, parameters, batch, work, s) * self._ratio
 
     def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
         squares = sum(g.flatten(1).square().sum(1) for g in gradient.values()) / self._ratio**2
-        self.largest = max(self.largest, float(squares.max()))
+        vars(self)["largest"] = max(self.largest, float(squares.max()))
         return super().direction(gradient, parameters, work)
 
 

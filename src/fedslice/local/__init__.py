@@ -18,6 +18,7 @@ from fedslice.local.sgd import SGD, Batches
 __all__ = [
     "APFL",
     "FDRL",
+    "PARTS",
     "SGD",
     "Batches",
     "Ditto",
@@ -32,3 +33,5 @@ __all__ = [
     "Prox",
     "Scaffold",
 ]
+
+PARTS = (SGD, Prox, Scaffold, Moon, FedDyn, FedDC, FedGen, FedNTD, Projected, FDRL, FedRep, FedBABU, Ditto, APFL)

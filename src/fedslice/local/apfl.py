@@ -31,6 +31,10 @@ class APFL(Twin):
 
     With ``adaptive`` every client has an α of its own, ``alpha`` at first: in the first step of a round it follows its
     own gradient ⟨v − w, ∇F_i(α·v + (1 − α)·w)⟩ at the rate of the parameters, and stays between 0 and 1.
+
+    Args:
+        alpha: Share of a client's own model in its mixture, α.
+        adaptive: Whether every client learns an α of its own, from this value on.
     """
 
     label = "apfl"

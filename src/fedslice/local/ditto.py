@@ -22,6 +22,9 @@ class Ditto(Twin):
     """v minimises F_i(v) + (λ/2)·‖v − X‖², where X is the model that came down; w is trained as in FedAvg.
 
     Both take as many steps, at the same rate. ``pull`` is λ.
+
+    Args:
+        pull: Weight of the pull of a client's own model to the server's, λ; 0 trains it alone.
     """
 
     label = "ditto"

@@ -54,6 +54,11 @@ class FDRL(SGD):
     S_m = ½·Σ_l ‖W_l + Q_l‖² and S_r = ½·mean ‖z_W + z_Q‖², which are, for encoders that are linear.
 
     Of a table, the rows that a client holds are compared.
+
+    Args:
+        alpha: Weight of the distance of the encoders' weights, α.
+        beta: Weight of the distance of the encoders' outputs, β.
+        distance: ``published`` is that of the paper's code, ``convex`` what its theorems assume.
     """
 
     label = "fdrl"

@@ -31,6 +31,9 @@ class FedDyn(Corrected):
     So h_i = −α·d_i, where d_i, the client's drift, is the sum of all its updates; d_i is what it remembers, and
     ``server=drift`` remembers the clients' mean of it. Where the client's steps find a minimum, h_i is its gradient
     there. A row of a table that no batch ever named has neither a gradient nor a drift, and stays where it is.
+
+    Args:
+        alpha: Weight of the pull to the server's model, α.
     """
 
     label = "feddyn"

@@ -168,6 +168,13 @@ class FedGen(SGD):
     diversity loss, no weights by class, and clients meet the generator before it was trained.
 
     A client tells once how often each class occurs among its samples.
+
+    Args:
+        weight: Weight of the loss on generated features, λ; 0 is FedAvg.
+        generated (samples): Generated samples beside each batch, and in each step of the server.
+        server_steps (steps): Steps in which the server trains the generator after every round.
+        generator_lr: Learning rate of the generator's Adam.
+        width: Size of the noise and of the generator's hidden layer.
     """
 
     label = "fedgen"

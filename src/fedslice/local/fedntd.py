@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, config=CHECKED)
 class FedNTD(SGD):
-    """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own."""
+    """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own.
+
+    Args:
+        beta: Weight of the distillation, β; 0 is FedAvg.
+        tau: Temperature of the softmax, τ; larger values even out the classes.
+    """
 
     label = "fedntd"
 

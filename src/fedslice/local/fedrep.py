@@ -23,6 +23,10 @@ class FedRep(SGD):
 
     The head has the first ``head_epochs`` of ``epochs`` passes, or ``head_iterations`` of ``iterations`` steps; the
     first half of a client's steps if neither is given.
+
+    Args:
+        head_epochs (passes): Passes in which the last layer moves; half of the steps if neither is given.
+        head_iterations (steps): Steps in which the last layer moves, where iterations are given.
     """
 
     label = "fedrep"

@@ -36,6 +36,10 @@ class Moon(Remembering):
     z are the features that enter the last Linear layer: of the model in training, of the one received, and of the one
     with which the client ended its last round, at first the initial model. Neither a projection head nor more than one
     past model is used. A past model has values for every coordinate the client holds, so all of them are kept.
+
+    Args:
+        mu: Weight of the contrastive term, μ; 0 is FedAvg.
+        tau: Temperature of the similarities, τ; smaller values sharpen the contrast.
     """
 
     label = "moon"

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, config=CHECKED)
 class Prox(SGD):
-    """Adds (μ/2)·‖x − X_{S(i)}‖² to the client's loss, as its gradient μ·(x − X_{S(i)})."""
+    """Adds (μ/2)·‖x − X_{S(i)}‖² to the client's loss, as its gradient μ·(x − X_{S(i)}).
+
+    Args:
+        mu: Weight of the pull to the server's model, μ; 0 is FedAvg.
+    """
 
     label = "prox"
     follows_gradient = True

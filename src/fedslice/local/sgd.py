@@ -71,8 +71,21 @@ class SGD(Part):
 
     ``momentum`` and ``weight_decay`` are those of ``torch.optim.SGD``, with a velocity that begins at zero in every
     round. Weights decay, that is parameters with more than one dimension, tables among them; biases do not.
+
+    Args:
+        lr: Learning rate of the first round, γ.
+        iterations (steps): Steps per round, I; 10 if epochs are not given either.
+        epochs (passes): Passes over a client's samples per round, E, in place of iterations.
+        batch_size (samples): Samples per step, B; ``none`` takes all of a client's samples.
+        order: How batches are drawn: ``random`` with replacement, ``shuffled`` in every pass, ``file`` in the
+            client's order.
+        clip: Upper bound of the norm of each client's gradient.
+        decay: Factor of the learning rate per round.
+        momentum: Momentum of the local steps; the velocity begins at zero in every round.
+        weight_decay: Factor of the weights that is added to their gradient; biases do not decay.
     """
 
+    place: ClassVar[str] = "local"
     label = "sgd"
     follows_gradient: ClassVar[bool] = True  # see ``provides``
 

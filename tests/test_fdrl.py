@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from fedslice.local.sgd import Forward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
 from fedslice.federation import Federation
 from fedslice.local import FDRL
-from fedslice.local.sgd import Forward
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
@@ -31,7 +31,21 @@ from fedslice.slices import Shared
 from fedslice.task import Loss, Task
 from fedslice.training.experiment import Experiment
 from fedslice.training.work import Batch, Work
-from toys import SIZES, Pair, assert_close, assert_same, chosen, classifier, double, kept, mlp, pair, readers, run
+from toys import (
+    SIZES,
+    Pair,
+    assert_close,
+    assert_same,
+    chosen,
+    classifier,
+    double,
+    kept,
+    mlp,
+    pair,
+    readers,
+    run,
+    training,
+)
 
 CLIENTS = len(SIZES)
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
@@ -77,7 +91,7 @@ def test_it_is_the_published_method(distance: Any, engine: str) -> None:
             module.load_state_dict(model | own[client])
             assert isinstance(module, Pair)
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-            batches = method.local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
+            batches = method.local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if bool(real.any()):
                     features, label = samples.batch(index[real] + samples.offsets[client])
@@ -243,7 +257,7 @@ def two(shared: int, private: int) -> Task:
 def test_models_that_do_not_fit_are_refused(task_of: Callable[[], Task], options: dict[str, Any], says: str) -> None:
     task = task_of()
     with pytest.raises(UserError, match=says):
-        run(task, Recipe(local=FDRL(**SMALL | options), select=Uniform(cohort=2)))
+        run(task, Recipe(local=training(FDRL, **SMALL | options), select=Uniform(cohort=2)))
 
 
 def test_encoders_of_two_kinds_train_without_distances() -> None:

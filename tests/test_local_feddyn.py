@@ -15,14 +15,14 @@ from fedslice.combine import HeatCorrected, Mean
 from fedslice.core.slice import Values
 from fedslice.core.update import RowDelta
 from fedslice.federation import Federation
-from fedslice.local import FedDC, FedDyn
+from fedslice.local import FedDyn, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
 from fedslice.server.drift import Drift
 from fedslice.slices import FeatureRows
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from toys import assert_close, chosen, double, index_set, recommender, run, squared
+from toys import assert_close, chosen, double, index_set, recommender, run, squared, training
 
 X, Y = (1.0, 2.0, 0.5), (3.0, -1.0, 2.0)  # client k's one sample: F_k(θ) = (θ·x − y)²
 ALPHA, RATE = 0.5, 0.1
@@ -84,7 +84,9 @@ def mean_drift(done: Experiment) -> Values:
 @pytest.mark.parametrize("cohort", [2, 3])
 def test_feddyn_by_hand(cohort: int) -> None:
     """h_k ← h_k − α(θ_k − w), h ← h − (α/N)·Σ(θ_k − w), w = mean θ_k − h/α, on one parameter with one exact step."""
-    method = recipe(FedDyn(alpha=ALPHA, lr=RATE, iterations=1, batch_size=None), select=Uniform(cohort=cohort))
+    method = recipe(
+        training(FedDyn, alpha=ALPHA, lr=RATE, iterations=1, batch_size=None), select=Uniform(cohort=cohort)
+    )
     w, h, own = 0.25, 0.0, [0.0] * 3
     for t in range(4):
         invited = chosen(method, t, 3).clients.tolist()
@@ -129,7 +131,9 @@ def test_feddc_by_hand() -> None:
             own[k] = plus
         g += change
         w = sum(ends) / 3 + sum(drift) / 3
-    done = run(line(), recipe(FedDC(alpha=ALPHA, lr=RATE, iterations=2, batch_size=None)), rounds=2)
+    done = run(
+        line(), recipe(training(FedDyn, Scaffold, alpha=ALPHA, lr=RATE, iterations=2, batch_size=None)), rounds=2
+    )
     assert float(done.model["slope.weight"]) == pytest.approx(w, rel=1e-12)
     state = done.server.states["local"]
     assert float(state.sum["slope.weight"]) / state.weight == pytest.approx(g, rel=1e-12)
@@ -154,7 +158,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
         step, change = ({n: torch.zeros_like(v) for n, v in model.items()} for _ in range(2))
         for client in cohort:
             mine, x, who = masks[client], {n: v.clone() for n, v in model.items()}, torch.tensor([client])
-            batches = local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
+            batches = local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
             steps = 0
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if not bool(real.any()):
@@ -169,10 +173,10 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
                     if isinstance(local, FedDC):
                         loss = loss + (mine[n] * value * (g[n] - own[client][n])).sum()
                 slopes = torch.autograd.grad(loss, list(now.values()))
-                x = {n: v - local.lr * slope for (n, v), slope in zip(x.items(), slopes, strict=True)}
+                x = {n: v - local.optimizer.lr * slope for (n, v), slope in zip(x.items(), slopes, strict=True)}
             for n in model:
                 moved = x[n] - model[n]
-                plus = mine[n] * (own[client][n] - g[n] - moved / (local.lr * steps))
+                plus = mine[n] * (own[client][n] - g[n] - moved / (local.optimizer.lr * steps))
                 change[n] += (plus - own[client][n]) / clients
                 own[client][n] = plus
                 drift[client][n] += moved
@@ -227,12 +231,12 @@ def test_the_servers_drift_is_the_mean_of_the_clients(kind: type[FedDyn]) -> Non
 
 
 def test_feddyn_remembers_the_rows_that_batches_named_and_no_more() -> None:
-    task, method = recommender(), recipe(FedDyn(iterations=1, batch_size=1, lr=0.05))
+    task, method = recommender(), recipe(training(FedDyn, iterations=1, batch_size=1, lr=0.05))
     done, samples = run(task, method, rounds=2), task.federation.train
     for client in range(len(task.federation)):
         who, expected = torch.tensor([client]), {0}
         for t in range(2):
-            index = method.local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
+            index = method.local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
             features, _ = samples.batch(index + samples.offsets[client])
             expected |= {*features["item"].flatten().tolist(), *features["history"].flatten().tolist()}
         rows = done.population.parts["local"].get_rows("drift/item.weight", who)
@@ -242,7 +246,7 @@ def test_feddyn_remembers_the_rows_that_batches_named_and_no_more() -> None:
 
 def test_a_codec_that_needs_every_value_changes_nothing() -> None:
     """In its plain rounds the subspace's codec only makes clients train all they hold."""
-    task, local = recommender(), FedDyn(lr=0.05, iterations=2)
+    task, local = recommender(), training(FedDyn, lr=0.05, iterations=2)
     short = run(task, recipe(local, slices=FeatureRows()), rounds=3)
     full = run(task, recipe(local, slices=FeatureRows(), codec=StreamingSubspace(warmup=3)), rounds=3)
     assert_close(short.model, full.model, rtol=1e-10, atol=1e-12)

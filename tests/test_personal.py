@@ -26,7 +26,7 @@ from fedslice.core.memory import Memory
 from fedslice.core.message import Body
 from fedslice.core.part import CHECKED, ClientRun
 from fedslice.core.slice import Axis, Slice, Values
-from fedslice.local import SGD
+from fedslice.local import SGD, Local
 from fedslice.measure.base import Moment
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import is_measured
@@ -266,7 +266,7 @@ class Halved(SGD):
     def personal(self, memory: Any, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:
         return {name: value / 2 for name, value in start.items()}
 
-    def tuner(self) -> SGD:
+    def tuner(self) -> Local:
         return Small(lr=1e-9, iterations=2)
 
 

@@ -64,7 +64,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
     sizes = samples.sizes.double()
     for t in range(rounds):
         cohort = chosen(recipe, t, clients)
-        rate, change = local.lr * local.decay**t, {n: torch.zeros_like(v) for n, v in model.items()}
+        rate, change = local.optimizer.lr * local.schedule.decay**t, {n: torch.zeros_like(v) for n, v in model.items()}
         cover = {n: torch.zeros_like(v) for n, v in model.items()}
         weights = sizes if recipe.combine.weights == "samples" else torch.ones(clients)
         fresh = {n: v.clone() for n, v in c.items()}
@@ -72,7 +72,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
             mine = held(task, recipe, client)
             x = {n: v.clone() for n, v in model.items()}
             who = torch.tensor([client])
-            batches = local.batches(t, who, torch.tensor([draw]), samples.sizes[who], 1, 0)
+            batches = local.sampler.batches(t, who, torch.tensor([draw]), samples.sizes[who], 1, 0)
             steps = 0
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if not bool(real.any()):
@@ -208,7 +208,7 @@ def test_memory_holds_the_rows_of_the_last_batches_and_no_more() -> None:
     for client in range(len(task.federation)):
         who = torch.tensor([client])
         last = max(t for t in range(12) if client in chosen(recipe, t, len(task.federation)).clients)
-        index = recipe.local.batches(last, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
+        index = recipe.local.sampler.batches(last, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
         features, _ = samples.batch(index + samples.offsets[client])
         expected = {0, *features["item"].flatten().tolist(), *features["history"].flatten().tolist()}
         rows = done.population.parts["local"].get_rows("variate/item.weight", who)

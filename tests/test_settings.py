@@ -19,12 +19,12 @@ from fedslice.combine import HeatCorrected
 from fedslice.compare import requests
 from fedslice.config import Settled, assignments, known_settings, request, resolve, settle
 from fedslice.core.errors import UserError, shown, unknown
-from fedslice.local import SGD, Prox
+from fedslice.local import Prox
 from fedslice.measure.base import Instrument
 from fedslice.recipe import PARTS, Recipe
 from fedslice.select import Uniform
 from fedslice.settings import pairs, read, written
-from toys import chosen, recommender
+from toys import chosen, recommender, training
 
 AMBIGUOUS = "Setting 'beta' is ambiguous for recipe 'fedntd': both local.beta and task.beta exist. Use the full name."
 
@@ -134,13 +134,13 @@ def test_the_usual_settings_of_a_task_reach_every_recipe_that_has_them(task: str
             elif owners:
                 assert [found[where][setting] for where in owners] == [value]
     if "local.decay" in tasks.TASKS[task].settings:
-        assert settled(task).recipe.local.decay == 0.999
+        assert settled(task).recipe.local.schedule.decay == 0.999
 
 
 def test_a_given_number_of_steps_takes_the_place_of_usual_epochs() -> None:
     assert settled("mnist").recipe.local.epochs == 1
     local = settled("mnist", iterations=7).recipe.local
-    assert (local.iterations, local.epochs) == (7, None)
+    assert (local.sampler.iterations, local.sampler.epochs) == (7, None)
     assert settled("mnist", iterations=None).recipe.local.epochs == 1
     assert "are both given" in refusal("mnist", iterations=7, epochs=2)
 
@@ -200,9 +200,9 @@ def test_a_value_of_another_type_is_refused(settings: dict[str, Any], saying: st
 
 
 def test_a_whole_number_is_a_number_and_numpys_are_as_good() -> None:
-    assert settled(lr=1, zipf=2).recipe.local.lr == 1.0
-    local = SGD(lr=np.float32(0.5), iterations=np.int64(3))  # type: ignore[arg-type]
-    assert (local.lr, local.iterations, type(local.iterations)) == (0.5, 3, int)
+    assert settled(lr=1, zipf=2).recipe.local.optimizer.lr == 1.0
+    local = training(lr=np.float32(0.5), iterations=np.int64(3))  # type: ignore[arg-type]
+    assert (local.optimizer.lr, local.sampler.iterations, type(local.sampler.iterations)) == (0.5, 3, int)
 
 
 # --- what the user did not say --------------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ def test_a_cohort_that_was_never_given_stands_in_no_other_parts_way() -> None:
             "Recipe: codec='topk' is not a part, expected a Codec; write for example codec=TopK(",
         ),  # type: ignore[arg-type]
         (lambda: Recipe(codec=TopK), "is not a part, expected a Codec; write for example codec=Dense()"),  # type: ignore[arg-type]
-        (lambda: Recipe(local=Dense()), "is not a part, expected a SGD; write for example local=SGD()"),  # type: ignore[arg-type]
+        (lambda: Recipe(local=Dense()), "is not a part, expected a SGD; write for example local=training()"),  # type: ignore[arg-type]
         (lambda: recipes.get("fedavg", codec=TopK), "expected a part or a name, one of: dense, "),
-        (lambda: recipes.get("fedavg", codec=SGD()), "expected a part or a name, one of: dense, "),
+        (lambda: recipes.get("fedavg", codec=training()), "expected a part or a name, one of: dense, "),
         (
             lambda: Experiment(recommender(), Recipe(), rounds=1, measure=[Instrument()]),
             "expected a list of names, from gr",

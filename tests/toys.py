@@ -17,6 +17,7 @@ from fedslice.core.part import ServerRun, State
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.update import Update
 from fedslice.federation import Federation, Ragged, Samples
+from fedslice.local import Local, Term
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
@@ -201,6 +202,11 @@ def fitting(name: str, sizes: Sequence[int] = SIZES, **options: Any) -> tuple[Ta
     return task, RECIPES[name].with_options(own | options)
 
 
+def training(*terms: Term | type[Term], **settings: Any) -> Local:
+    """Local training with these terms, or those of these kinds, and settings by their short names."""
+    return Local(tuple(term if isinstance(term, Term) else term() for term in terms)).changed(settings)
+
+
 def begun(task: Task, recipe: Recipe, **options: Any) -> Experiment:
     """An experiment, with devices if its recipe cannot do without."""
     if isinstance(recipe.select, FedCS | Oort):
@@ -310,9 +316,9 @@ def plain_training(
     with torch.no_grad():
         for name, value in start.items():
             named[name].copy_(value)
-    optimizer = torch.optim.SGD(module.parameters(), lr=local.lr * local.decay**t)
+    optimizer = torch.optim.SGD(module.parameters(), lr=local.optimizer.lr * local.schedule.decay**t)
     who, again = torch.tensor([client]), torch.tensor([draw])
-    batches = local.batches(t, who, again, samples.sizes[who], scale, seed)
+    batches = local.sampler.batches(t, who, again, samples.sizes[who], scale, seed)
     for index, real in zip(batches.index[0], batches.real[0], strict=True):
         chosen = index[real] + samples.offsets[client]
         if not len(chosen):

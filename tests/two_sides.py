@@ -33,12 +33,12 @@ from fedslice.training.ledger import Ledger
 from fedslice.training.rounds import EXCHANGE, Phase, Stage, play_round
 from fedslice.training.transports.memory import InMemory
 from fedslice.training.transports.pipes import Pipes
-from toys import begun, double, fitting, pair, readers
+from toys import begun, double, fitting, pair, readers, training
 
 EIGHT = (3, 7, 1, 12, 5, 4, 6, 2)
 SILENT = {(1, 2), (2, 2), (1, 5), (3, 0), (2, 6)}  # rounds in which a client does not answer
 LOST = {(0, 5), (2, 0), (1, 6), (2, 1)}  # rounds in which what it has trained never arrives
-SGD: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
+SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 
 # What the examples put together.
 COMBINED: dict[str, tuple[Any, Recipe]] = {
@@ -47,7 +47,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*", inner="feature-rows"),
-            local=FDRL(alpha=0.1, beta=0.1, **SGD),
+            local=training(FDRL, alpha=0.1, beta=0.1, **SMALL),
             combine=HeatCorrected(weights="uniform"),
         ),
     ),
@@ -56,7 +56,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*"),
-            local=FDRL(momentum=0.5, weight_decay=1e-4, **SGD),
+            local=training(FDRL, momentum=0.5, weight_decay=1e-4, **SMALL),
             codec=StreamingSubspace(rank=2, warmup=1, every=2),
             combine=Mean(weights="uniform"),
         ),
@@ -66,7 +66,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*", inner="channel-dropout rate=0.5 full_every=3"),
-            local=FDRL(**SGD),
+            local=training(FDRL, **SMALL),
             combine=Coverage(weights="uniform"),
         ),
     ),

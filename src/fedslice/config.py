@@ -222,6 +222,8 @@ def settle(asked: Request) -> Settled:
     for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
         if own["local"].get(given) is not None:
             usual["local"].pop(other, None)
+    if own["local"].get("optimizer") not in (None, recipes.get(asked.recipe).local.optimizer.label):
+        usual["local"].pop("lr", None)  # one optimizer's learning rate is not another's
     options = entry.check(own[TASK])
     recipe = base.rebuilt(parts, {place: usual[place] | own[place] for place in parts})
     return Settled(options, recipe, own["select"].get("cohort") is not None)

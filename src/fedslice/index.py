@@ -47,6 +47,7 @@ def build() -> Index:
     """The index made from the tables."""
     from fedslice.measure.instruments import INSTRUMENTS
     from fedslice.recipe import PARTS
+    from fedslice.recipe import build as build_part
     from fedslice.recipes import ABOUT, RECIPES
     from fedslice.reproduce.files import load
     from fedslice.reproduce.files import names as exhibits
@@ -63,7 +64,7 @@ def build() -> Index:
             for name, recipe in RECIPES.items()
         ],
         "parts": [
-            {"place": place, "part": label, "defaults": kind().settings()}
+            {"place": place, "part": label, "defaults": build_part(place, kind, {}).settings()}
             for place, kinds in PARTS.items()
             for label, kind in kinds.items()
         ],

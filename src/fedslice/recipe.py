@@ -19,12 +19,11 @@ _KINDS: dict[str, tuple[type[Part], ...]] = {
     "select": (select.Uniform, select.Everyone, select.FedCS, select.Oort, select.Pooled),
     "slices": (slices.Whole, slices.FeatureRows, slices.ChannelDropout, slices.Width, slices.Shared),
     "local": (
-        local.SGD,
+        local.Local,
         local.Prox,
         local.Scaffold,
         local.Moon,
         local.FedDyn,
-        local.FedDC,
         local.FedGen,
         local.FedNTD,
         local.Projected,
@@ -60,7 +59,7 @@ PARTS = {place: {kind.label: kind for kind in kinds} for place, kinds in _KINDS.
 _BASES: dict[str, type[Part]] = {
     "select": select.Select,
     "slices": slices.Slices,
-    "local": local.SGD,
+    "local": local.Local,
     "codec": codecs.Codec,
     "combine": combine.Combine,
     "server": server.Server,
@@ -77,7 +76,7 @@ class Recipe:
 
     select: select.Select = field(default_factory=select.Uniform)
     slices: slices.Slices = field(default_factory=slices.Whole)
-    local: local.SGD = field(default_factory=local.SGD)
+    local: local.Local = field(default_factory=local.Local)
     codec: codecs.Codec = field(default_factory=codecs.Dense)
     combine: combine.Combine = field(default_factory=combine.Mean)
     server: server.Server = field(default_factory=server.ServerSGD)
@@ -124,11 +123,7 @@ class Recipe:
 
     def rebuilt(self, parts: Mapping[str, Part], settings: Mapping[str, Mapping[str, Any]]) -> Recipe:
         """Return the recipe of these parts, with other settings by place."""
-        changed = {
-            place: build(place, type(parts[place]), parts[place].settings() | dict(own))
-            for place, own in settings.items()
-            if own
-        }
+        changed = {place: changed_part(place, parts[place], own) for place, own in settings.items() if own}
         return dataclasses.replace(self, **{**parts, **changed})  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -138,7 +133,7 @@ class Recipe:
 
 def setting_names(parts: Mapping[str, Part]) -> dict[str, list[str]]:
     """Return the names of every part's settings, by place."""
-    return {place: part.setting_names() for place, part in parts.items()}
+    return {place: part.known_settings() for place, part in parts.items()}
 
 
 def _replacement(place: str, given: Any, before: Part) -> Part:
@@ -147,6 +142,8 @@ def _replacement(place: str, given: Any, before: Part) -> Part:
         return given
     if not isinstance(given, str):
         raise UserError(f"{place}={shown(given)}: expected a part or a name, one of: {', '.join(PARTS[place])}.")
+    if isinstance(before, local.Local):
+        return _local(given, before)
     if given not in PARTS[place]:
         raise unknown(f"{place} part", given, PARTS[place])
     kind = PARTS[place][given]
@@ -154,9 +151,27 @@ def _replacement(place: str, given: Any, before: Part) -> Part:
     return build(place, kind, common)
 
 
+def _local(given: str, before: local.Local) -> local.Local:
+    """Local training with the terms of these names, as ``feddyn+scaffold``, or with none."""
+    terms = []
+    for name in given.split("+") if given != local.Local.label else ():
+        kind = PARTS["local"].get(name)
+        if kind is None or not issubclass(kind, local.Term):
+            raise unknown("local part", name, PARTS["local"])
+        same = next((term for term in before.terms if type(term) is kind), None)
+        terms.append(same or kind())
+    return before.with_terms(*terms)
+
+
 def build(place: str, kind: type[Part], settings: Mapping[str, Any]) -> Part:
     """Return a part with these settings, or raise a sentence about a wrong one."""
+    part = kind()
+    return changed_part(place, local.Local(part) if isinstance(part, local.Term) else part, settings)
+
+
+def changed_part(place: str, part: Part, settings: Mapping[str, Any]) -> Part:
+    """Return a part with other settings, or raise a sentence about a wrong one."""
     try:
-        return kind(**settings)
+        return part.changed(settings)
     except ValidationError as error:
-        raise UserError(f"{place}={kind.label}: {first_problem(error)}.", concerned(error, settings)) from None
+        raise UserError(f"{place}={part.label}: {first_problem(error)}.", concerned(error, settings)) from None

@@ -5,7 +5,7 @@ from typing import Any
 from fedslice.codecs import LBGM, STC, FetchSGD, Sign, StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.core.errors import unknown
-from fedslice.local import APFL, FDRL, Ditto, FedBABU, FedDC, FedDyn, FedGen, FedNTD, FedRep, Moon, Prox, Scaffold
+from fedslice.local import APFL, FDRL, Ditto, FedBABU, FedDyn, FedGen, FedNTD, FedRep, Local, Moon, Prox, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, FedCS, Oort, Pooled
 from fedslice.server import Adagrad, Adam, Drift, Momentum, ScaffoldApprox, Yogi
@@ -13,14 +13,14 @@ from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 
 RECIPES: dict[str, Recipe] = {
     "fedavg": Recipe(),
-    "fedprox": Recipe(local=Prox(mu=0.01)),
-    "scaffold": Recipe(local=Scaffold(), combine=Mean(weights="uniform")),
+    "fedprox": Recipe(local=Local(Prox(mu=0.01))),
+    "scaffold": Recipe(local=Local(Scaffold()), combine=Mean(weights="uniform")),
     "scaffold-approx": Recipe(server=ScaffoldApprox()),
-    "feddyn": Recipe(local=FedDyn(), combine=Mean(weights="uniform"), server=Drift()),
-    "feddc": Recipe(local=FedDC(), combine=Mean(weights="uniform"), server=Drift()),
-    "moon": Recipe(local=Moon()),
-    "fedgen": Recipe(local=FedGen()),
-    "fedntd": Recipe(local=FedNTD()),
+    "feddyn": Recipe(local=Local(FedDyn()), combine=Mean(weights="uniform"), server=Drift()),
+    "feddc": Recipe(local=Local([FedDyn(), Scaffold()]), combine=Mean(weights="uniform"), server=Drift()),
+    "moon": Recipe(local=Local(Moon())),
+    "fedgen": Recipe(local=Local(FedGen())),
+    "fedntd": Recipe(local=Local(FedNTD())),
     "fedavgm": Recipe(server=Momentum()),
     "fedadagrad": Recipe(server=Adagrad()),
     "fedadam": Recipe(server=Adam()),
@@ -38,17 +38,17 @@ RECIPES: dict[str, Recipe] = {
     "flss": Recipe(codec=StreamingSubspace(), combine=Mean(weights="uniform")),
     "sign": Recipe(codec=Sign()),
     "sign+flss": Recipe(codec=StreamingSubspace(inner="sign"), combine=Mean(weights="uniform")),
-    "fedprox+flss": Recipe(local=Prox(mu=0.01), codec=StreamingSubspace(), combine=Mean(weights="uniform")),
+    "fedprox+flss": Recipe(local=Local(Prox(mu=0.01)), codec=StreamingSubspace(), combine=Mean(weights="uniform")),
     "stc": Recipe(codec=STC()),
     "fetchsgd": Recipe(codec=FetchSGD()),
     "lbgm": Recipe(codec=LBGM()),
-    "fdrl": Recipe(slices=Shared("shared.*"), local=FDRL(), combine=Mean(weights="uniform")),
+    "fdrl": Recipe(slices=Shared("shared.*"), local=Local(FDRL()), combine=Mean(weights="uniform")),
     "fedper": Recipe(slices=Shared("body")),
-    "fedrep": Recipe(slices=Shared("body"), local=FedRep()),
-    "fedbabu": Recipe(slices=Shared("body"), local=FedBABU()),
+    "fedrep": Recipe(slices=Shared("body"), local=Local(FedRep())),
+    "fedbabu": Recipe(slices=Shared("body"), local=Local(FedBABU())),
     "lg-fedavg": Recipe(slices=Shared("head")),
-    "ditto": Recipe(local=Ditto()),
-    "apfl": Recipe(local=APFL()),
+    "ditto": Recipe(local=Local(Ditto())),
+    "apfl": Recipe(local=Local(APFL())),
     "local": Recipe(slices=Shared("none")),
 }
 

@@ -89,7 +89,7 @@ class ClientRun:
         """Return the number of samples that each of these clients trains on in a round, passes counted [clients]."""
         recipe = self.spec.recipe
         sizes = self.task.federation.train.sizes_of(clients).cpu()
-        return recipe.local.samples(sizes, recipe.select.batch_scale())
+        return recipe.local.sampler.samples(sizes, recipe.select.batch_scale())
 
     @property
     def slices_memory(self) -> Memory:
@@ -265,6 +265,14 @@ class Part:
     def settings(self) -> dict[str, Any]:
         """The hyperparameters, as they were given."""
         return {name: getattr(self, name) for name in self.setting_names()}
+
+    def known_settings(self) -> list[str]:
+        """The names by which its settings can be given."""
+        return self.setting_names()
+
+    def changed(self, settings: Mapping[str, Any]) -> Part:
+        """Return a copy with other settings, which are checked again."""
+        return type(self)(**{**self.settings(), **settings})
 
     @classmethod
     def setting_names(cls) -> list[str]:

@@ -19,6 +19,7 @@ from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
+from fedslice.local.base import LocalMemory
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
 from fedslice.tables import IndexSets
@@ -209,7 +210,7 @@ class Population:
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
             body |= dict.fromkeys(schema.fields_named(spec, up, name), masked)
-        recipe.local.keep(work, end)
+        recipe.local.update_memory(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))
         self.memories.end_round(t, download.head.clients)
@@ -217,7 +218,7 @@ class Population:
         self.events.trained(TrainedEvent(work, end, fine, trained.losses))
         return Message(head, schema.upload(spec, work.hold, up, download.head.layout), body)
 
-    def prepare(self, download: Message, recipe: Recipe | None = None, local: Memory | None = None) -> Work:
+    def prepare(self, download: Message, recipe: Recipe | None = None, local: LocalMemory | None = None) -> Work:
         """Return what the clients of a download train on.
 
         Args:
@@ -235,15 +236,15 @@ class Population:
         came = self.receive(head, hold, down, download.body)
         samples = self.task.federation.train
         sizes, scale = samples.sizes_of(clients), recipe.select.batch_scale()
-        batches = recipe.local.batches(t, clients, head.draws, sizes, scale, self.run.seed)
+        batches = recipe.local.sampler.batches(t, clients, head.draws, sizes, scale, self.run.seed)
         features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
         layout = plan.layout(self.task, recipe, local, clients, hold, features)
         start = self.begin(clients, hold, down, layout, came)
-        aside = recipe.local.bring(local, clients, layout, down, came)
-        reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
+        terms = recipe.local.constants(local, clients, layout, down, came)
+        rates = recipe.local.rates(t, batches.real.any(2).sum(1).cpu(), self.spec.rounds)
         squares = "squares" in schema.up_names(self.spec, hold)
         return Work(
-            t, clients, head.draws, hold, down, layout, start, aside, reach,
+            t, clients, head.draws, hold, down, layout, start, terms, rates,
             features, label, batches.real, squares, came, local,
         )  # fmt: skip
 

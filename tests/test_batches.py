@@ -186,7 +186,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         name: torch.from_numpy(draw.normal(size=(3, *shape)) * sizes.reshape(3, *[1] * len(shape)))
         for name, shape in shapes.items()
     }
-    clipped = training(clip=clip).direction(gradient, {}, NO_WORK)
+    clipped = training(clip=clip).direction(gradient, {})
 
     def norm(of: dict[str, Tensor], client: int) -> float:
         return float(torch.cat([g[client].flatten() for g in of.values()]).norm())
@@ -197,7 +197,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         factor = 1.0 if before <= clip else clip / before
         for name in gradient:
             torch.testing.assert_close(clipped[name][client], gradient[name][client] * factor)
-    assert training().direction(gradient, {}, NO_WORK) is gradient
+    assert training().direction(gradient, {}) is gradient
 
 
 @settings(deadline=None, max_examples=40)
@@ -227,6 +227,6 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
     with pytest.raises(UserError, match=message) as refusal:
         Recipe().with_options(options)
     text = str(refusal.value)
-    assert text.startswith("local=sgd: ")
+    assert text.startswith("local=plain: ")
     assert text.endswith(".")
     assert "\n" not in text

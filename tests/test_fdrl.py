@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from fedslice.local.sgd import Forward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,16 +20,16 @@ from fedslice.combine import HeatCorrected, Mean
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
 from fedslice.federation import Federation
-from fedslice.local import FDRL
+from fedslice.local import FDRL, SGD, InverseTime, Local, Sampler
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.select import Uniform
 from fedslice.select.base import Cohort, Select
 from fedslice.slices import Shared
-from fedslice.task import Loss, Task
+from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from fedslice.training.work import Batch, Work
+from fedslice.training.work import Work
 from toys import (
     SIZES,
     Pair,
@@ -109,7 +108,7 @@ def test_it_is_the_published_method(distance: Any, engine: str) -> None:
 
 
 def test_defaults_are_those_of_the_published_code() -> None:
-    local, combine = get("fdrl").local, get("fdrl").combine
+    (local,), combine = get("fdrl").local.terms, get("fdrl").combine
     assert isinstance(local, FDRL)
     assert (local.alpha, local.beta, local.distance) == (1, 1, "published")
     assert isinstance(combine, Mean)
@@ -306,27 +305,15 @@ def test_padding_has_no_distance() -> None:
 ALPHA, BETA, INPUTS = 0.2, 0.3, 2
 
 
-class Scheduled(FDRL):
-    """η_k = 2/(μ·(γ + k)) in every step, k from 1, and a note of the largest gradient of a client."""
+class Largest(FDRL):
+    """Notes the largest squared norm of a client's gradient, G²."""
 
-    def plan(self, mu: float, gamma: float) -> "Scheduled":
-        self._mu, self._gamma, self._tau, self.largest = mu, gamma, self.iterations or 1, 0.0
-        return self
+    label = "largest"
+    squares: ClassVar[list[float]] = []
 
-    def _eta(self, k: int) -> float:
-        return 2 / (self._mu * (self._gamma + k))
-
-    def rate(self, t: int) -> float:
-        return self._eta(t * self._tau + 1)
-
-    def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
-        self._ratio = self._eta(work.round * self._tau + s + 1) / self.rate(work.round)
-        return super().objective(forward, loss, parameters, batch, work, s) * self._ratio
-
-    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
-        squares = sum(g.flatten(1).square().sum(1) for g in gradient.values()) / self._ratio**2
-        self.largest = max(self.largest, float(squares.max()))
-        return super().direction(gradient, parameters, work)
+    def correct(self, gradient: Values, parameters: Values, work: Work) -> Values:
+        self.squares.append(float(sum(g.flatten(1).square().sum(1) for g in gradient.values()).max()))  # type: ignore[union-attr]
+        return gradient
 
 
 class Instance:
@@ -384,7 +371,11 @@ def course(instance: Instance, steps: int, rounds: int, cohort: int, seed: int) 
     mu, smooth = float(values.min()), float(values.max())
     kappa, m = smooth / mu, instance.clients
     gamma = max(8 * kappa, steps)
-    local = Scheduled(iterations=steps, batch_size=None, alpha=ALPHA, beta=BETA, distance="convex").plan(mu, gamma)
+    term = Largest(alpha=ALPHA, beta=BETA, distance="convex")
+    schedule = InverseTime(gamma=gamma)  # η_k = 2/(μ·(γ + k)), k from 1
+    optimizer = SGD(lr=2 / (mu * (gamma + 1)))
+    local = Local(term, optimizer, schedule, Sampler(iterations=steps, batch_size=None))
+    Largest.squares.clear()
     method = Recipe(Uniform(cohort=cohort), Shared(), local, combine=Mean(weights="uniform"))
     experiment = Experiment(instance.task, method, rounds=rounds, eval_every=1, seed=seed)
     first = instance.task.initial(seed)["private.weight"].numpy()
@@ -397,8 +388,7 @@ def course(instance: Instance, steps: int, rounds: int, cohort: int, seed: int) 
         errors.append(instance.value(now, own) - least)
         if row["round"] == 0:
             distance = float(((now - shared) ** 2).sum() + ((own - private) ** 2).sum(1).mean())
-    assert isinstance(experiment.recipe.local, Scheduled)
-    largest = experiment.recipe.local.largest  # G²
+    largest = max(Largest.squares)
     spread = 6 * smooth * instance.gamma() + 8 * (steps - 1) ** 2 * largest  # B
     spread += 4 * (m - cohort) / (cohort * (m - 1)) * steps**2 * largest  # C
     k = 1 + steps * np.arange(rounds + 1)

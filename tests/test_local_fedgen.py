@@ -13,14 +13,14 @@ from fedslice.combine import Mean
 from fedslice.core import rng
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Slice, Values
-from fedslice.local import FedGen
+from fedslice.local import FedGen, Local
 from fedslice.local.fedgen import GeneratorMemory, GeneratorState, draw, generate
 from fedslice.recipe import Recipe, build
 from fedslice.select import Everyone, Uniform
 from fedslice.server import Adam
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from toys import MLP, assert_close, chosen, classifier, double, mlp, run, training
+from toys import MLP, assert_close, chosen, classifier, double, memory_of, mlp, run, state_of, training
 
 SETTINGS: dict[str, Any] = {"width": 5, "generated": 6, "server_steps": 4, "epochs": 1, "batch_size": 4, "lr": 0.1}
 
@@ -31,14 +31,14 @@ def _float64() -> Iterator[None]:
         yield
 
 
-def recipe(local: FedGen, **parts: Any) -> Recipe:
+def recipe(local: Local, **parts: Any) -> Recipe:
     given: dict[str, Any] = {"select": Uniform(cohort=4), "combine": Mean(weights="uniform")}
     return Recipe(local=local, **(given | parts))
 
 
 def state(experiment: Experiment) -> GeneratorState:
     """What the server has of the method."""
-    found = experiment.server.states["local"]
+    found = state_of(experiment)
     assert isinstance(found, GeneratorState)
     return found
 
@@ -48,28 +48,36 @@ def trained(experiment: Experiment) -> Values:
     return {name: value.detach() for name, value in state(experiment).generator.items()}
 
 
-def untrained(task: Task, local: FedGen) -> nn.Sequential:
+def fedgen(local: Local) -> FedGen:
+    """Its settings."""
+    (term,) = local.terms
+    assert isinstance(term, FedGen)
+    return term
+
+
+def untrained(task: Task, local: Local) -> nn.Sequential:
     """A generator as a network, as it is before the first round."""
+    term = fedgen(local)
     made = nn.Sequential(
-        nn.Linear(local.width + 3, local.width),
-        nn.BatchNorm1d(local.width, track_running_stats=False),
+        nn.Linear(term.width + 3, term.width),
+        nn.BatchNorm1d(term.width, track_running_stats=False),
         nn.ReLU(),
-        nn.Linear(local.width, 6),
+        nn.Linear(term.width, 6),
     )
     made.load_state_dict(trained(Experiment(task, recipe(local), rounds=1)))
     return made
 
 
-def plain(task: Task, local: FedGen, rounds: int) -> tuple[Values, Values]:
+def plain(task: Task, local: Local, rounds: int) -> tuple[Values, Values]:
     """Modules and optimizers one after the other, the server asking every client's own head; draws from the method."""
-    samples, generator = task.federation.train, untrained(task, local)
+    samples, generator, term = task.federation.train, untrained(task, local), fedgen(local)
     shares = shares_of(task)
-    teacher = torch.optim.Adam(generator.parameters(), lr=local.generator_lr)
+    teacher = torch.optim.Adam(generator.parameters(), lr=term.generator_lr)
     received = copy.deepcopy(task.module)
     assert isinstance(received, MLP)
 
     def drawn(*key: int) -> tuple[Tensor, Tensor]:
-        return draw(key, shares, local.generated, local.width, received.second.weight.detach())
+        return draw(key, shares, term.generated, term.width, received.second.weight.detach())
 
     for t in range(rounds):
         modules = []
@@ -82,12 +90,12 @@ def plain(task: Task, local: FedGen, rounds: int) -> tuple[Values, Values]:
                     given, label = samples.batch(index[real] + samples.offsets[client])
                     classes, noise = drawn(0, rng.Purpose.NOISE, t, client, s)
                     made = network.second(generator(noise).detach())
-                    loss = task.loss(network(**given), label).mean() + local.weight * task.loss(made, classes).mean()
+                    loss = task.loss(network(**given), label).mean() + term.weight * task.loss(made, classes).mean()
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
             modules.append(network)
-        for s in range(local.server_steps):
+        for s in range(term.server_steps):
             classes, noise = drawn(0, rng.Purpose.GENERATOR, t, s)
             made = generator(noise)
             output = sum((network.second(made) for network in modules), torch.zeros(())) / len(modules)
@@ -118,16 +126,17 @@ def shares_of(task: Task) -> Tensor:
 def test_the_server_follows_the_models_head(server: Adam | None) -> None:
     """Whatever its optimizer makes of the clients' mean."""
     task, local = mlp(), training(FedGen, **SETTINGS)
+    term = fedgen(local)
     experiment = Experiment(task, recipe(local, **({"server": server} if server else {})), rounds=3, eval_every=1)
     generator, shares = untrained(task, local), shares_of(task)
-    teacher = torch.optim.Adam(generator.parameters(), lr=local.generator_lr)
+    teacher = torch.optim.Adam(generator.parameters(), lr=term.generator_lr)
     for row in experiment.stream():
         if not row["round"]:
             continue
         head = [experiment.model[f"second.{name}"] for name in ("weight", "bias")]
-        for s in range(local.server_steps):
+        for s in range(term.server_steps):
             key = 0, rng.Purpose.GENERATOR, row["round"] - 1, s
-            classes, noise = draw(key, shares, local.generated, local.width, head[0])
+            classes, noise = draw(key, shares, term.generated, term.width, head[0])
             teacher.zero_grad()
             task.loss(nn.functional.linear(generator(noise), *head), classes).mean().backward()
             teacher.step()
@@ -143,7 +152,7 @@ def test_training_makes_the_head_say_the_class() -> None:
         local = training(FedGen, **SETTINGS | {"server_steps": steps, "generated": 32})
         done = run(task, recipe(local))
         head = [done.model[f"second.{name}"] for name in ("weight", "bias")]
-        classes, noise = draw((0, 99), shares_of(task), 32, local.width, head[0])
+        classes, noise = draw((0, 99), shares_of(task), 32, SETTINGS["width"], head[0])
         with torch.no_grad():
             output = nn.functional.linear(generate(list(trained(done).values()), noise), *head)
         return float(task.loss(output, classes).mean())
@@ -186,12 +195,12 @@ def test_a_class_that_nobody_has_is_never_drawn() -> None:
 def test_what_comes_down_is_the_servers_generator() -> None:
     """All its values in a line, the same for every client, with the shares of the classes."""
     experiment = run(mlp(), recipe(training(FedGen, **SETTINGS)))
-    local, spec, clients = experiment.recipe.local, experiment.spec, torch.arange(3)
+    local, spec, clients = fedgen(experiment.recipe.local), experiment.spec, torch.arange(3)
     told = local.tell(state(experiment), 1, clients, Slice.whole(3, spec.shapes))
     assert {name: tuple(entries.shape[1:]) for name, entries in told.items()} == {
         name: field.shape for name, field in local.down_fields(spec, Slice.whole(3, spec.shapes)).items()
     }
-    memory = experiment.population.parts["local"]
+    memory = memory_of(experiment)
     assert isinstance(memory, GeneratorMemory)
     for client in range(3):
         parts = memory.generator(told["generator"][client], told["generator"])

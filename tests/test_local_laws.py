@@ -1,6 +1,7 @@
 """What holds for every local method that FLSS compares: engines, chunks, resuming, broken clients, bytes (T70)."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,19 @@ from fedslice.server.drift import Drift
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from toys import SIZES, assert_close, assert_same, chosen, classifier, double, mlp, pair, recommender, run, training
+from toys import (
+    SIZES,
+    assert_close,
+    assert_same,
+    chosen,
+    classifier,
+    double,
+    mlp,
+    pair,
+    recommender,
+    run,
+    training,
+)
 
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 TINY = {"width": 6, "generated": 4, "server_steps": 3}
@@ -88,8 +101,9 @@ def test_a_state_of_another_kind_is_refused(name: str) -> None:
 
 def memories(experiment: Experiment, client: int) -> dict[str, Tensor]:
     """All that a client remembers."""
-    out, who, place = {}, torch.tensor([client]), experiment.population.parts["local"]
-    for key in (f"{kind}/{name}" for name in experiment.task.shapes for kind in ("last", "drift", "variate")):
+    out, who, places = {}, torch.tensor([client]), experiment.population.parts["local"].terms.values()
+    keys = [f"{kind}/{name}" for name in experiment.task.shapes for kind in ("last", "drift", "variate")]
+    for place, key in product(places, keys):
         dense, rows = place.get(key, who), place.get_rows(key, who)
         if dense is not None:
             out[key] = dense[0]
@@ -249,16 +263,20 @@ class Silent(nn.Module):
             "no Linear layer of its own that is trained, and local=moon needs",
         ),
         (training(Moon), lambda: classifier(Silent()), "never calls its last Linear layer 'last'"),
-        (FedGen(), lambda: classifier(Headless()), "no Linear layer .*, and local=fedgen needs"),
+        (training(FedGen), lambda: classifier(Headless()), "no Linear layer .*, and local=fedgen needs"),
         (training(FedRep), lambda: classifier(Headless()), "no Linear layer .*, and local=fedrep needs"),
-        (FedGen(), recommender, "^local=fedgen needs labels that are class numbers, .* has float64 numbers as labels"),
+        (
+            training(FedGen),
+            recommender,
+            "^local=fedgen needs labels that are class numbers, .* has float64 numbers as labels",
+        ),
         (
             training(FedNTD),
             recommender,
             "^local=fedntd needs labels that are class numbers, .* has float64 numbers as labels",
         ),
         (training(FedNTD), lambda: two_classes(2), "at least 3 classes"),
-        (FedGen(), lambda: two_classes(1), "has 1 outputs"),
+        (training(FedGen), lambda: two_classes(1), "has 1 outputs"),
     ],
 )
 def test_tasks_that_do_not_fit_are_refused(local: Local, task_of: Callable[[], Task], says: str) -> None:

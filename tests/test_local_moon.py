@@ -15,7 +15,7 @@ from fedslice.local import FedNTD, Local, Moon
 from fedslice.recipe import Recipe
 from fedslice.select import Uniform
 from fedslice.task import Task
-from toys import MLP, assert_close, chosen, double, mlp, run, training
+from toys import MLP, assert_close, chosen, double, memory_of, mlp, run, training
 
 ROUNDS = 3
 Term = Callable[[nn.Module, nn.Module, nn.Module, dict[str, Tensor], Tensor], Tensor]
@@ -107,7 +107,7 @@ def test_a_client_remembers_where_it_ended() -> None:
     task = mlp(sizes=(5,))
     done = run(task, Recipe(local=training(Moon, iterations=2), select=Uniform(cohort=1)), rounds=2)
     for name, value in done.model.items():
-        memory = done.population.parts["local"].get(f"last/{name}", torch.tensor([0]))
+        memory = memory_of(done).get(f"last/{name}", torch.tensor([0]))
         assert memory is not None
         torch.testing.assert_close(memory[0][0], value, rtol=1e-14, atol=1e-15)
 

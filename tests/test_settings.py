@@ -55,7 +55,7 @@ def test_a_full_name_sets_what_it_names() -> None:
     assert found.options.model_dump()["beta"] == 0.3
     assert found.recipe.settings()["local"]["beta"] == 0.7
     found = settled("mnist", "fedavg", **{"task.beta": 0.3, "local.lr": 0.2, "task.partition": "dirichlet"})
-    assert (found.options.model_dump()["beta"], found.recipe.local.lr) == (0.3, 0.2)
+    assert (found.options.model_dump()["beta"], found.recipe.local.optimizer.lr) == (0.3, 0.2)
 
 
 def test_a_bare_name_with_one_owner_goes_to_it() -> None:
@@ -88,13 +88,13 @@ def test_an_experiment_file_may_name_owners_by_dots_or_by_tables(tmp_path: Path)
 def test_an_experiment_file_is_named_in_a_mistake_of_its_own_and_in_no_other(tmp_path: Path) -> None:
     file = tmp_path / "e.toml"
     file.write_text('task = "hotcold"\n[set]\nlr = 2020-01-01\niterations = 3\n')
-    wrong = "local=sgd: lr=2020-01-01: input should be a valid number.\n"
+    wrong = "local=plain: lr=2020-01-01: input should be a valid number.\n"
     for command in ("run", "compare", "inspect"):
         assert fedslice(command, file).err == f"fedslice: {file}: {wrong}"
-    assert fedslice("run", file, "--set", "lr=x").err.startswith("fedslice: local=sgd: lr='x': ")
-    assert fedslice("run", file, "--set", "lr=0.1", "epochs=x").err.startswith("fedslice: local=sgd: epochs='x': ")
+    assert fedslice("run", file, "--set", "lr=x").err.startswith("fedslice: local=plain: lr='x': ")
+    assert fedslice("run", file, "--set", "lr=0.1", "epochs=x").err.startswith("fedslice: local=plain: epochs='x': ")
     twice = fedslice("run", file, "--set", "lr=0.1", "epochs=2").err
-    assert twice == "fedslice: local=sgd: iterations=3 and epochs=2 are both given; give one.\n"
+    assert twice == "fedslice: local=plain: iterations=3 and epochs=2 are both given; give one.\n"
 
 
 def test_a_comparison_gives_a_setting_to_the_recipes_that_have_it_and_judges_each() -> None:
@@ -138,10 +138,10 @@ def test_the_usual_settings_of_a_task_reach_every_recipe_that_has_them(task: str
 
 
 def test_a_given_number_of_steps_takes_the_place_of_usual_epochs() -> None:
-    assert settled("mnist").recipe.local.epochs == 1
+    assert settled("mnist").recipe.local.sampler.epochs == 1
     local = settled("mnist", iterations=7).recipe.local
     assert (local.sampler.iterations, local.sampler.epochs) == (7, None)
-    assert settled("mnist", iterations=None).recipe.local.epochs == 1
+    assert settled("mnist", iterations=None).recipe.local.sampler.epochs == 1
     assert "are both given" in refusal("mnist", iterations=7, epochs=2)
 
 
@@ -177,16 +177,16 @@ def test_an_option_takes_the_place_of_a_files_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "saying"),
     [
-        ({"lr": True}, "local=sgd: lr=true: input should be a valid number."),
-        ({"lr": "0.1"}, "local=sgd: lr='0.1': input should be a valid number."),
-        ({"lr": None}, "local=sgd: lr=none: input should be a valid number."),
-        ({"lr": 10**400}, "local=sgd: lr=1000000000"),
+        ({"lr": True}, "local=plain: lr=true: input should be a valid number."),
+        ({"lr": "0.1"}, "local=plain: lr='0.1': input should be a valid number."),
+        ({"lr": None}, "local=plain: lr=none: input should be a valid number."),
+        ({"lr": 10**400}, "local=plain: lr=1000000000"),
         ({"lr": 10**400}, "...: input should be a smaller number."),
-        ({"lr": 16**5000}, "local=sgd: lr=0x1000000000"),
-        ({"lr": datetime.date(2020, 1, 1)}, "local=sgd: lr=2020-01-01: "),
-        ({"lr": [True, {"a": None}]}, "local=sgd: lr=[true, {a = none}]: "),
-        ({"iterations": True}, "local=sgd: iterations=true: input should be a valid integer."),
-        ({"iterations": 3.0}, "local=sgd: iterations=3.0: input should be a valid integer."),
+        ({"lr": 16**5000}, "local=plain: lr=0x1000000000"),
+        ({"lr": datetime.date(2020, 1, 1)}, "local=plain: lr=2020-01-01: "),
+        ({"lr": [True, {"a": None}]}, "local=plain: lr=[true, {a = none}]: "),
+        ({"iterations": True}, "local=plain: iterations=true: input should be a valid integer."),
+        ({"iterations": 3.0}, "local=plain: iterations=3.0: input should be a valid integer."),
         ({"replacement": 1}, "select=uniform: replacement=1: input should be a valid boolean."),
         ({"clients": True}, "task hotcold: clients=true: input should be a valid integer."),
         ({"clients": "30"}, "task hotcold: clients='30': input should be a valid integer."),
@@ -261,8 +261,8 @@ def test_a_recipe_without_a_cohort_takes_all_of_few_clients_and_warns() -> None:
 
 def test_a_part_can_be_given_itself_where_its_name_can() -> None:
     assert recipes.get("fedavg", codec=TopK(share=0.5), lr=0.2).codec == TopK(share=0.5)
-    changed = recipes.get("fedprox", combine=HeatCorrected(max_coef=3), local=Prox(mu=0.5), **{"local.mu": 0.25})
-    assert (changed.combine, changed.local) == (HeatCorrected(max_coef=3), Prox(mu=0.25))
+    changed = recipes.get("fedprox", combine=HeatCorrected(max_coef=3), local=Local(Prox(mu=0.5)), **{"local.mu": 0.25})
+    assert (changed.combine, changed.local) == (HeatCorrected(max_coef=3), Local(Prox(mu=0.25)))
 
     class Half(Dense):
         label = "half"
@@ -284,7 +284,7 @@ def test_a_cohort_that_was_never_given_stands_in_no_other_parts_way() -> None:
             "Recipe: codec='topk' is not a part, expected a Codec; write for example codec=TopK(",
         ),  # type: ignore[arg-type]
         (lambda: Recipe(codec=TopK), "is not a part, expected a Codec; write for example codec=Dense()"),  # type: ignore[arg-type]
-        (lambda: Recipe(local=Dense()), "is not a part, expected a SGD; write for example local=training()"),  # type: ignore[arg-type]
+        (lambda: Recipe(local=Dense()), "is not a part, expected a Local; write for example local=Local()"),  # type: ignore[arg-type]
         (lambda: recipes.get("fedavg", codec=TopK), "expected a part or a name, one of: dense, "),
         (lambda: recipes.get("fedavg", codec=training()), "expected a part or a name, one of: dense, "),
         (

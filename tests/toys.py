@@ -13,6 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedslice.core.memory import Memory
 from fedslice.core.part import ServerRun, State
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.update import Update
@@ -205,6 +206,18 @@ def fitting(name: str, sizes: Sequence[int] = SIZES, **options: Any) -> tuple[Ta
 def training(*terms: Term | type[Term], **settings: Any) -> Local:
     """Local training with these terms, or those of these kinds, and settings by their short names."""
     return Local(tuple(term if isinstance(term, Term) else term() for term in terms)).changed(settings)
+
+
+def memory_of(experiment: Experiment, label: str | None = None) -> Memory:
+    """What clients remember for a term of the local method; for the first one by default."""
+    terms: dict[str, Memory] = experiment.population.parts["local"].terms
+    return terms[label or next(iter(terms))]
+
+
+def state_of(experiment: Experiment, label: str | None = None) -> Any:
+    """The server's state of a term of the local method; of the first one by default."""
+    terms = experiment.server.states["local"].terms
+    return terms[label or next(iter(terms))]
 
 
 def begun(task: Task, recipe: Recipe, **options: Any) -> Experiment:

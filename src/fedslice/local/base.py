@@ -88,7 +88,7 @@ class LocalMemory(Memory):
 
     def __init__(self, run: ClientRun, place: str, terms: Iterable[Term]):
         super().__init__(run, place)
-        self.terms: tuple[Any, ...] = tuple(term.client_memory(run, f"{place}.{term.label}") for term in terms)
+        self.terms: dict[str, Any] = {term.label: term.client_memory(run, f"{place}.{term.label}") for term in terms}
 
 
 def _as_terms(given: Any) -> Any:
@@ -143,9 +143,9 @@ class Local(Part):
     def settings(self) -> dict[str, Any]:
         """Return the hyperparameters of all pieces."""
         out: dict[str, Any] = {}
-        for place in _PIECES:
+        for place, kinds in _PIECES.items():
             piece = getattr(self, place)
-            out |= ({place: piece.label} if len(_PIECES[place]) > 1 else {}) | piece.settings()
+            out |= ({place: piece.label} if len(kinds) > 1 else {}) | piece.settings()
         out |= {"clip": self.clip, "accumulate": self.accumulate}
         return out | {self._short(term, name): value for term in self.terms for name, value in term.settings().items()}
 
@@ -166,9 +166,8 @@ class Local(Part):
             pieces[place] = kind(**((piece.settings() if kind is type(piece) else {}) | own))
         terms = []
         for term in self.terms:
-            mine = {
-                name: left.pop(short) for name in term.setting_names() if (short := self._short(term, name)) in left
-            }
+            short = {name: self._short(term, name) for name in term.setting_names()}
+            mine = {name: left.pop(given) for name, given in short.items() if given in left}
             terms.append(type(term)(**(term.settings() | mine)))
         own = {name: left.pop(name) for name in ("clip", "accumulate") if name in left}
         for name in left:
@@ -199,11 +198,11 @@ class Local(Part):
 
         Rows that drift alike do so under plain steps, and as long as no other term moves them too.
         """
-        known = self.optimizer.provides.union(*(term.provides for term in self.terms))
-        alone = len(self.terms) == 1 and "plain-steps" in self.optimizer.provides
-        if not all("follows-gradient" in each.provides for each in (self.optimizer, *self.terms)) or (
-            "uniform-drift" in known and not alone
-        ):
+        pieces: list[Part] = [self.optimizer, *self.terms]
+        known = frozenset[str]().union(*(piece.provides for piece in pieces))
+        alone = len(self.terms) == 1 and "plain-steps" in known
+        followed = all("follows-gradient" in piece.provides for piece in pieces)
+        if not followed or ("uniform-drift" in known and not alone):
             known -= {"follows-gradient", "uniform-drift"}
         return known
 
@@ -226,7 +225,7 @@ class Local(Part):
 
     def bound(self, work: Work) -> list[tuple[Term, Work]]:
         """Return each term with the work as it sees it: with its own memory and constants."""
-        return [(term, work.of_term(number)) for number, term in enumerate(self.terms)]
+        return [(term, work.of_term(term.label)) for term in self.terms]
 
     def direction(
         self,
@@ -267,9 +266,9 @@ class Local(Part):
 
     def constants(
         self, memory: LocalMemory, clients: Tensor, layout: Slice, down: Slice, came: Body
-    ) -> tuple[Values, ...]:
-        """Return each term's constants."""
-        return tuple(term.constants(own, clients, layout, down, came) for term, own in self._with(memory))
+    ) -> dict[str, Values]:
+        """Return the constants of each term, by its label."""
+        return {term.label: term.constants(own, clients, layout, down, came) for term, own in self._with(memory)}
 
     def report(self, work: Work, end: Values) -> dict[str, Values | Tensor]:
         """Return what terms report."""
@@ -304,7 +303,7 @@ class Local(Part):
         return next((found for term in self.terms if (found := term.drift_direction(came)) is not None), None)
 
     def _with(self, memory: LocalMemory) -> Iterable[tuple[Term, Any]]:
-        return zip(self.terms, memory.terms, strict=True)
+        return ((term, memory.terms[term.label]) for term in self.terms)
 
     # --- on the server
 

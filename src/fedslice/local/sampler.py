@@ -38,7 +38,8 @@ class Sampler(Part):
         epochs: Number of passes over the client's samples in a round, in place of ``iterations``.
         batch_size: Samples in a batch; ``None`` for all of the client's, which is the exact gradient.
         order: ``"random"`` draws with replacement (the default for iterations), ``"shuffled"`` by a fresh shuffle for
-            every pass (the default for epochs), ``"file"`` in the client's own order, from its beginning in every round.
+            every pass (the default for epochs), ``"file"`` in the client's own order, from its beginning
+            in every round.
     """
 
     label = "sampler"

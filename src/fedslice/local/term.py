@@ -102,8 +102,8 @@ class Term(Part):
     ..                  ``drift_direction``        the common drift of all others
     =================== ========================== ===============================================================
 
-    What happens on the server, and fields of messages, are those of any :class:`~fedslice.core.part.Part`. ``work.memory``
-    is the term's own.
+    What happens on the server, and fields of messages, are those of any :class:`~fedslice.core.part.Part`.
+    ``work.memory`` is the term's own.
 
     Example:
         >>> class Smooth(Term):

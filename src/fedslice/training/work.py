@@ -42,7 +42,7 @@ class Work:
         down: What came down of it.
         layout: Where the trained values sit. It may be less than ``hold``: rows that no batch names cannot change.
         start: The values that training begins with, on the layout.
-        terms: Tensors that stay the same in all steps, on the layout, for each term of the local method in turn.
+        terms: Tensors that stay the same in all steps, on the layout, by term of the local method.
         rates: Step sizes [clients, steps], in float64.
         features: Batches [clients, steps, batch, ...].
         label: The same of labels.
@@ -60,7 +60,7 @@ class Work:
     down: Slice
     layout: Slice
     start: Values
-    terms: tuple[Values, ...]
+    terms: dict[str, Values]
     rates: Tensor
     features: dict[str, Tensor]
     label: Tensor
@@ -80,9 +80,9 @@ class Work:
         """The sum of each client's step sizes [clients], in float64 on the CPU."""
         return (self.rates * self.active.to(self.rates.device)).sum(1)
 
-    def of_term(self, number: int) -> Work:
+    def of_term(self, label: str) -> Work:
         """Return the work as a term sees it: with its own memory and constants."""
-        return replace(self, memory=self.memory.terms[number], constants=self.terms[number])
+        return replace(self, memory=self.memory.terms[label], constants=self.terms[label])
 
     def steps(self) -> Iterator[Batch]:
         """Yield the batches step by step; sequences are cut to the longest of the step."""
@@ -103,7 +103,7 @@ class Work:
             clients=self.clients[some],
             draws=self.draws[some],
             start={n: v[some] for n, v in self.start.items()},
-            terms=tuple({n: v[some] for n, v in own.items()} for own in self.terms),
+            terms={label: {n: v[some] for n, v in own.items()} for label, own in self.terms.items()},
             rates=self.rates[some.to(self.rates.device) if isinstance(some, Tensor) else some],
             features={n: v[some] for n, v in self.features.items()},
             label=self.label[some],

@@ -52,7 +52,7 @@ def _alone(work: Work, client: int) -> Work:
     return replace(
         part,
         start={name: value[own[name]] for name, value in part.start.items()},
-        terms=tuple({name: value[own[name]] for name, value in mine.items()} for mine in part.terms),
+        terms={label: {name: value[own[name]] for name, value in mine.items()} for label, mine in part.terms.items()},
     )
 
 

@@ -15,7 +15,7 @@ from fedslice.local import FDRL, SGD, Local
 from fedslice.measure import accuracy
 from fedslice.models.discriminative import Discriminative
 from fedslice.select import Uniform
-from fedslice.slices import Shared
+from fedslice.slices import ChannelDropout, Shared, Whole
 
 CLIENTS, SAMPLES, INPUTS, CLASSES = 30, 3_000, 16, 6
 
@@ -37,7 +37,7 @@ task = Task(
     nn.CrossEntropyLoss(reduction="none"),
     metrics={"accuracy": accuracy},
 )
-for inner in ("whole", "channel-dropout budget=0.5 full_every=5"):
+for inner in (Whole(), ChannelDropout(budget=0.5, full_every=5)):
     recipe = Recipe(
         select=Uniform(cohort=10),
         slices=Shared("shared.*", inner=inner),

@@ -23,7 +23,7 @@ from fedslice.core.update import Update
 from fedslice.local import Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
-from fedslice.server import Adam
+from fedslice.server import ServerAdam
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
@@ -397,7 +397,7 @@ def test_a_client_refuses_steps_that_do_not_lead_from_its_copy() -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"codec": STC(), "server": Adam()}, "codec=stc .* server=adam .*use combine=mean"),
+        ({"codec": STC(), "server": ServerAdam()}, "codec=stc .* server=adam .*use combine=mean"),
         ({"codec": STC(), "slices": FeatureRows(), "combine": HeatCorrected()}, "codec=stc .* combine=heat"),
         ({"codec": FetchSGD(), "combine": Coverage()}, "combine=coverage .* codec=fetchsgd"),
         ({"codec": FetchSGD(), "slices": Shared()}, "codec=fetchsgd .* slices=shared"),

@@ -404,5 +404,5 @@ def test_a_part_is_a_frozen_dataclass(kind: type[Part]) -> None:
 
 def test_settings_of_parts_are_values_that_cannot_change() -> None:
     for _, part in variants():
-        for value in part.settings().values():
-            assert isinstance(value, bool | int | float | str | None), (part.label, value)
+        for value in part.values().values():
+            assert isinstance(value, bool | int | float | str | Part | None), (part.label, value)

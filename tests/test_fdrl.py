@@ -145,17 +145,13 @@ def test_if_all_take_part_a_cohort_is_everyone() -> None:
 class Just(Select):
     """These clients, in every round."""
 
-    label: ClassVar[str] = "just"
+    label = "just"
 
-    def __init__(self, clients: tuple[int, ...]) -> None:
-        self._clients = torch.tensor(clients)
+    clients: tuple[int, ...] = ()
 
     def choose(self, state: Any, t: int) -> Cohort:
-        return Cohort(self._clients, torch.zeros_like(self._clients))
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        return []
+        chosen = torch.tensor(self.clients)
+        return Cohort(chosen, torch.zeros_like(chosen))
 
 
 def test_the_shared_encoder_is_unbiased_over_all_cohorts() -> None:

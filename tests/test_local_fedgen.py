@@ -17,7 +17,7 @@ from fedslice.local import FedGen, Local
 from fedslice.local.fedgen import GeneratorMemory, GeneratorState, draw, generate
 from fedslice.recipe import Recipe, build
 from fedslice.select import Everyone, Uniform
-from fedslice.server import Adam
+from fedslice.server import ServerAdam
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
 from toys import MLP, assert_close, chosen, classifier, double, memory_of, mlp, run, state_of, training
@@ -122,8 +122,8 @@ def shares_of(task: Task) -> Tensor:
     return (torch.bincount(label, minlength=3) / len(label)).float()
 
 
-@pytest.mark.parametrize("server", [None, Adam()])
-def test_the_server_follows_the_models_head(server: Adam | None) -> None:
+@pytest.mark.parametrize("server", [None, ServerAdam()])
+def test_the_server_follows_the_models_head(server: ServerAdam | None) -> None:
     """Whatever its optimizer makes of the clients' mean."""
     task, local = mlp(), training(FedGen, **SETTINGS)
     term = fedgen(local)

@@ -46,7 +46,19 @@ from fedslice.training.row_plan import RowPlan
 from fedslice.training.work import Work
 from layouts import one_sentence
 from test_rounds import Filling
-from toys import assert_same, begun, chosen, double, fitting, index_set, mlp, pair, plain_training, recommender
+from toys import (
+    assert_same,
+    begun,
+    chosen,
+    double,
+    fitting,
+    index_set,
+    mlp,
+    pair,
+    plain_training,
+    recommender,
+    training,
+)
 
 ALL = ("personal", "stale", "tuned")
 OFFSETS = [0, 4, 5, 5, 11, 14, 16]  # one client has no test sample, one has one, and two samples are nobody's

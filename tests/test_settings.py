@@ -19,7 +19,7 @@ from fedslice.combine import HeatCorrected
 from fedslice.compare import requests
 from fedslice.config import Settled, assignments, known_settings, request, resolve, settle
 from fedslice.core.errors import UserError, shown, unknown
-from fedslice.local import Prox
+from fedslice.local import Local, Prox
 from fedslice.measure.base import Instrument
 from fedslice.recipe import PARTS, Recipe
 from fedslice.select import Uniform

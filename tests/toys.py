@@ -205,7 +205,14 @@ def fitting(name: str, sizes: Sequence[int] = SIZES, **options: Any) -> tuple[Ta
 
 def training(*terms: Term | type[Term], **settings: Any) -> Local:
     """Local training with these terms, or those of these kinds, and settings by their short names."""
-    return Local(tuple(term if isinstance(term, Term) else term() for term in terms)).changed(settings)
+    made = Local(tuple(term if isinstance(term, Term) else term() for term in terms))
+    for name, value in settings.items():
+        if name in ("clip", "accumulate"):
+            made = made.changed({name: value})
+        else:
+            (owner,) = (owner for owner, piece in made.inside().items() if name in piece.setting_names())
+            made = made.changed({owner: made.inside()[owner].changed({name: value})})
+    return made
 
 
 def memory_of(experiment: Experiment, label: str | None = None) -> Memory:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedslice as fs
 from fedslice.codecs import StreamingSubspace
-from fedslice.combine import Coverage, HeatCorrected, Mean
+from fedslice.combine import Coverage, HeatCorrected, Mean, Median, TrimmedMean
 from fedslice.core.message import Kind, Message, open_message
 from fedslice.core.spec import Spec
 from fedslice.federation import Federation, Ragged
@@ -26,7 +26,7 @@ from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import Uniform
 from fedslice.select.base import Cohort
-from fedslice.slices import Shared
+from fedslice.slices import ChannelDropout, FeatureRows, Shared
 from fedslice.task import Task
 from fedslice.training.devices import Devices
 from fedslice.training.ledger import Ledger
@@ -46,7 +46,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         readers,
         Recipe(
             select=Uniform(cohort=6),
-            slices=Shared("shared.*", inner="feature-rows"),
+            slices=Shared("shared.*", inner=FeatureRows()),
             local=training(FDRL, alpha=0.1, beta=0.1, **SMALL),
             combine=HeatCorrected(weights="uniform"),
         ),
@@ -65,10 +65,22 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         pair,
         Recipe(
             select=Uniform(cohort=6),
-            slices=Shared("shared.*", inner="channel-dropout rate=0.5 full_every=3"),
+            slices=Shared("shared.*", inner=ChannelDropout(rate=0.5, full_every=3)),
             local=training(FDRL, **SMALL),
             combine=Coverage(weights="uniform"),
         ),
+    ),
+}
+COMBINED |= {
+    "median": (
+        readers,
+        RECIPES["scaffold"].with_options(
+            {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SMALL}
+        ),
+    ),
+    "trimmed-mean": (
+        pair,
+        RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SMALL}),
     ),
 }
 NAMES = [*RECIPES, *COMBINED]

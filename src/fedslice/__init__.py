@@ -6,10 +6,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
+    from fedslice.combine import Combine, Coverage, HeatCorrected, Mean
     from fedslice.core.errors import UserError
     from fedslice.federation import Federation, Ragged
+    from fedslice.local import (
+        APFL,
+        FDRL,
+        SGD,
+        Ditto,
+        FedBABU,
+        FedDC,
+        FedDyn,
+        FedGen,
+        FedNTD,
+        FedRep,
+        Moon,
+        Projected,
+        Prox,
+        Scaffold,
+    )
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
+    from fedslice.registry import register
+    from fedslice.select import Everyone, FedCS, Oort, Pooled, Select, Uniform
+    from fedslice.server import (
+        Drift,
+        ScaffoldApprox,
+        ServerAdagrad,
+        ServerAdam,
+        ServerMomentum,
+        ServerOptimizer,
+        ServerSGD,
+        ServerYogi,
+    )
+    from fedslice.slices import ChannelDropout, FeatureRows, Shared, Slices, Whole, Width
     from fedslice.task import Task
     from fedslice.training.experiment import Experiment
     from fedslice.training.parties import Client, Server
@@ -17,29 +48,112 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "APFL",
+    "FDRL",
+    "LBGM",
+    "SGD",
+    "STC",
+    "ChannelDropout",
     "Client",
+    "Codec",
+    "Combine",
+    "Coverage",
+    "Dense",
+    "Ditto",
+    "Drift",
+    "Everyone",
     "Experiment",
+    "FeatureRows",
+    "FedBABU",
+    "FedCS",
+    "FedDC",
+    "FedDyn",
+    "FedGen",
+    "FedNTD",
+    "FedRep",
     "Federation",
+    "FetchSGD",
+    "HeatCorrected",
+    "Mean",
+    "Median",
     "Metric",
+    "Moon",
+    "Oort",
+    "Pooled",
+    "Projected",
+    "Prox",
+    "Quantize",
     "Ragged",
     "Recipe",
+    "Robust",
+    "Scaffold",
+    "ScaffoldApprox",
+    "Select",
     "Server",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerOptimizer",
+    "ServerSGD",
+    "ServerYogi",
+    "Shared",
+    "Sign",
+    "Slices",
+    "StreamingSubspace",
     "Task",
+    "TopK",
+    "TrimmedMean",
+    "Uniform",
     "UserError",
+    "Weighted",
+    "Whole",
+    "Width",
     "__version__",
+    "register",
 ]
 
-_HOMES = {
-    "Client": "fedslice.training.parties",
-    "Experiment": "fedslice.training.experiment",
-    "Federation": "fedslice.federation",
-    "Metric": "fedslice.metrics",
-    "Ragged": "fedslice.federation",
-    "Recipe": "fedslice.recipe",
-    "Server": "fedslice.training.parties",
-    "Task": "fedslice.task",
-    "UserError": "fedslice.core.errors",
+# The module of each public name. Names of one line are parts of a recipe with the base class of one's own parts.
+_MODULES = {
+    "fedslice.core.errors": ("UserError",),
+    "fedslice.federation": ("Federation", "Ragged"),
+    "fedslice.metrics": ("Metric",),
+    "fedslice.recipe": ("Recipe",),
+    "fedslice.registry": ("register",),
+    "fedslice.task": ("Task",),
+    "fedslice.training.experiment": ("Experiment",),
+    "fedslice.training.parties": ("Client", "Server"),
+    "fedslice.select": ("Everyone", "FedCS", "Oort", "Pooled", "Select", "Uniform"),
+    "fedslice.slices": ("ChannelDropout", "FeatureRows", "Shared", "Slices", "Whole", "Width"),
+    "fedslice.local": (
+        "APFL",
+        "FDRL",
+        "SGD",
+        "Ditto",
+        "FedBABU",
+        "FedDC",
+        "FedDyn",
+        "FedGen",
+        "FedNTD",
+        "FedRep",
+        "Moon",
+        "Projected",
+        "Prox",
+        "Scaffold",
+    ),
+    "fedslice.codecs": ("LBGM", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"),
+    "fedslice.combine": ("Combine", "Coverage", "HeatCorrected", "Mean", "Median", "Robust", "TrimmedMean", "Weighted"),
+    "fedslice.server": (
+        "Drift",
+        "ScaffoldApprox",
+        "ServerAdagrad",
+        "ServerAdam",
+        "ServerMomentum",
+        "ServerOptimizer",
+        "ServerSGD",
+        "ServerYogi",
+    ),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others
 

@@ -425,7 +425,8 @@ def list_tables(found: Document) -> Shown:
     if "parts" in found:
         parts.append(Text("parts (--set PLACE=PART), with their settings (--set lr=0.1) and defaults"))
         common = next(row["defaults"] for row in found["parts"] if row["part"] == "plain" and row["place"] == "local")
-        rows = ((f"{row['place']}={row['part']}", [_part_settings(row, common)]) for row in found["parts"])
+        named = ((f"{row['place']}={row['part']}", row) for row in found["parts"])
+        rows = ((name, [_part_settings(row, common), *_origin(row)]) for name, row in named)
         parts.append(Entries(rows))
     if "tasks" in found:
         parts.append(Text("tasks, with their settings (--set items=500) and defaults"))
@@ -469,6 +470,10 @@ def _recipe_settings(row: Document) -> str:
     """Settings as ``--set`` takes them; of the first recipe, which the others change, its parts."""
     places = {place: row[place] for place in row if place not in ("recipe", "about", "set")}
     return f"--set {_words(row['set'])}" if row["set"] else _words(places)
+
+
+def _origin(row: Document) -> list[str]:
+    return [f"from {row['from']}"] if "from" in row else []
 
 
 def _part_settings(row: Document, common: Mapping[str, Any]) -> str:

@@ -20,9 +20,11 @@ codec    keeps-zeros             a zero arrives as zero
 codec    exact                   every value arrives as it was
 codec    carries-values          it can send values as well as differences
 codec    sums-codes              codes are summed, and only the sum is decoded
+codec    sends-steps             the server's steps come down in place of its model
 codec    basis                   clients know an orthonormal basis of the updates
 codec    remembers               a memory per client, written once a round
 combine  per-sender              each coordinate is divided by the weight of those who sent it
+combine  needs-updates           it looks at every client's update, and not at their sum
 combine  plain                   the step is the mean of the updates, unchanged
 server   plain                   the model moves by the step times a constant
 server   adds-drift              the clients' mean drift is added to the model

@@ -21,6 +21,7 @@ from fedslice.local.term import Step, Term
 __all__ = [
     "APFL",
     "FDRL",
+    "PARTS",
     "SGD",
     "Adagrad",
     "Adam",
@@ -46,3 +47,10 @@ __all__ = [
     "Step",
     "Term",
 ]
+
+PARTS = (
+    *(Local, Prox, Scaffold, Moon, FedDyn, FedGen, FedNTD, Projected, FDRL, FedRep, FedBABU, Ditto, APFL),
+    *(SGD, Adam, AdamW, Adagrad),
+    *(Exponential, InverseTime, Cosine),
+    Sampler,
+)

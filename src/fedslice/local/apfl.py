@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.entries import per_client
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body
-from fedslice.core.part import CHECKED
 from fedslice.core.slice import Slice, Values
 from fedslice.local.own_model import OwnModel
 from fedslice.local.term import Step
@@ -29,7 +27,6 @@ SHARE = "mixture"  # the memory of α
 TRAINED = "/mixture"  # α among the values that are trained
 
 
-@dataclass(frozen=True, config=CHECKED)
 class APFL(OwnModel):
     """v follows the gradient of F_i(α·v + (1 − α)·w) by v, while w is trained as in FedAvg.
 

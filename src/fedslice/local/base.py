@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator, model_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedslice.core.capabilities import Rule
+from fedslice.core.component import Component
 from fedslice.core.entries import OnSlice, View, per_client
-from fedslice.core.errors import UserError, unknown
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, ClientRun, Count, Part, Positive, Round, ServerRun, State
+from fedslice.core.part import ClientRun, Count, Part, Positive, Round, ServerRun, State
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
-from fedslice.local.optimizers import OPTIMIZERS, SGD, Optimizer
+from fedslice.local.optimizers import SGD, Optimizer
 from fedslice.local.sampler import Sampler
-from fedslice.local.schedules import SCHEDULES, Exponential, Schedule
+from fedslice.local.schedules import Exponential, Schedule
 from fedslice.local.term import Term
 from fedslice.panel import Panel
 
 if TYPE_CHECKING:
     from fedslice.training.work import Work
-
-
-_PIECES: dict[str, Mapping[str, type[Part]]] = {
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "sampler": {Sampler.label: Sampler},
-}
 
 
 class LocalState(State):
@@ -91,12 +83,18 @@ class LocalMemory(Memory):
         self.terms: dict[str, Any] = {term.label: term.client_memory(run, f"{place}.{term.label}") for term in terms}
 
 
+class _Label:
+    """The name of local training: those of its terms, or ``plain``."""
+
+    def __get__(self, local: Local | None, owner: type[Local]) -> str:
+        return "+".join(term.label for term in local.terms) or "plain" if local is not None else "plain"
+
+
 def _as_terms(given: Any) -> Any:
     """Accept one term, or a list of them."""
     return (given,) if isinstance(given, Term) else tuple(given) if isinstance(given, list) else given
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Local(Part):
     """Minimise the mean loss of batches, and what ``terms`` add to it, by ``optimizer``.
 
@@ -118,7 +116,9 @@ class Local(Part):
         'prox'
     """
 
-    label = "plain"
+    place: ClassVar[str] = "local"
+    joined: ClassVar[bool] = True
+    label = _Label()  # type: ignore[assignment] # of an object the names of its terms
 
     terms: Annotated[tuple[Term, ...], BeforeValidator(_as_terms)] = ()
     optimizer: Optimizer = SGD()
@@ -135,62 +135,39 @@ class Local(Part):
                 raise ValueError(f"terms has {label!r} {labels.count(label)} times; name each term once")
         for term in self.terms:
             term.check(self)
-        object.__setattr__(self, "label", "+".join(labels) or type(self).label)
         return self
 
-    # --- settings, each by its short name
+    # --- settings
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Return the names of the settings; terms are named by the part itself, as ``local=prox``."""
+        return [name for name in super().setting_names() if name != "terms"]
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings as the constructor takes them."""
+        return {"terms": self.terms, **super().values()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the hyperparameters of all pieces."""
-        out: dict[str, Any] = {}
-        for place, kinds in _PIECES.items():
-            piece = getattr(self, place)
-            out |= ({place: piece.label} if len(kinds) > 1 else {}) | piece.settings()
-        out |= {"clip": self.clip, "accumulate": self.accumulate}
-        return out | {self._short(term, name): value for term in self.terms for name, value in term.settings().items()}
+        """Return the settings as a document, those of each term by its name."""
+        own = {name: value for name, value in super().settings().items() if name != "terms"}
+        return own | {term.label: term.settings() for term in self.terms}
 
-    def known_settings(self) -> list[str]:
-        """Return the names of all settings, those of other optimizers and schedules among them."""
-        others = (name for kinds in _PIECES.values() for kind in kinds.values() for name in kind.setting_names())
-        return list(dict.fromkeys([*self.settings(), *others]))
+    def inside(self) -> dict[str, Component]:
+        """Return optimizer, schedule and sampler, and the terms by their names."""
+        return {**super().inside(), **{term.label: term for term in self.terms}}
 
-    def changed(self, settings: Mapping[str, Any]) -> Local:
-        """Return a copy with other settings. A piece that is named begins with its own default settings."""
-        left, pieces = dict(settings), {}
-        for place, kinds in _PIECES.items():
-            piece, wanted = getattr(self, place), left.pop(place, None)
-            if wanted is not None and wanted not in kinds:
-                raise unknown(place, wanted, kinds)
-            kind = type(piece) if wanted in (None, piece.label) else kinds[wanted]
-            own = {name: left.pop(name) for name in kind.setting_names() if name in left}
-            pieces[place] = kind(**((piece.settings() if kind is type(piece) else {}) | own))
-        terms = []
-        for term in self.terms:
-            short = {name: self._short(term, name) for name in term.setting_names()}
-            mine = {name: left.pop(given) for name, given in short.items() if given in left}
-            terms.append(type(term)(**(term.settings() | mine)))
-        own = {name: left.pop(name) for name in ("clip", "accumulate") if name in left}
-        for name in left:
-            place, piece = next((p, getattr(self, p)) for p in _PIECES if self._knows(p, name))
-            label = settings.get(place, piece.label)
-            raise UserError(
-                f"{place}={label} has no setting {name!r}; it has {', '.join(_PIECES[place][label].setting_names())}.",
-                {name},
-            )
-        return Local(**{"clip": self.clip, "accumulate": self.accumulate, "terms": tuple(terms)} | pieces | own)
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the constructor takes for a copy with other settings; terms go by their names."""
+        given = {name: value for name, value in settings.items() if name not in {term.label for term in self.terms}}
+        terms = tuple(settings.get(term.label, term) for term in self.terms)
+        return {**self.values(), "terms": terms, **given}
 
-    def with_terms(self, *terms: Term) -> Local:
-        """Return a copy with other terms."""
-        return dataclasses.replace(self, terms=terms)
-
-    def _short(self, term: Term, name: str) -> str:
-        """Return the name of a term's setting: its own, with the term's before it where two terms have it."""
-        same = [other for other in self.terms if name in other.setting_names()]
-        return name if len(same) == 1 else f"{term.label}_{name}"
-
-    @staticmethod
-    def _knows(place: str, name: str) -> bool:
-        return any(name in kind.setting_names() for kind in _PIECES[place].values())
+    def chosen(self, kinds: Sequence[type[Component]]) -> Component:
+        """Return a copy with terms of these classes; ``plain`` stands for none."""
+        mine = {type(term): term for term in self.terms}
+        terms = (mine.get(kind) or kind() for kind in kinds if kind is not Local)  # type: ignore[call-overload]
+        return dataclasses.replace(self, terms=tuple(terms))
 
     @property
     def provides(self) -> frozenset[str]:

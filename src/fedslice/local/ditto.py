@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic.dataclasses import dataclass
-
-from fedslice.core.part import CHECKED, NonNegative
+from fedslice.core.part import NonNegative
 from fedslice.core.slice import Values
 from fedslice.local.own_model import OwnModel
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Ditto(OwnModel):
     """v minimises F_i(v) + (λ/2)·‖v − X‖², where X is the model that came down; w is trained as in FedAvg.
 

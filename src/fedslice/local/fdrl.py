@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.linalg import vector_norm
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from fedslice.core.errors import UserError
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body
-from fedslice.core.part import CHECKED, ClientRun, NonNegative
+from fedslice.core.part import ClientRun, NonNegative
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.local.term import Step, Term
@@ -43,7 +42,6 @@ class EncoderMemory(Memory):
         self.pairs = _pairs(run.spec)
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FDRL(Term):
     """Adds α·S_m + β·S_r for a model with the submodules ``shared`` (W) and ``private`` (Q), trained together.
 

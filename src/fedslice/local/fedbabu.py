@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.part import ClientRun
 from fedslice.local.last_layer import HeadMemory
 from fedslice.local.term import Term
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedBABU(Term):
     """Every client's last Linear layer is the initial one, until the model is fine-tuned, head and all, for its own."""
 

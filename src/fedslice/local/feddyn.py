@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.message import Body
-from fedslice.core.part import CHECKED, ClientRun, Positive
+from fedslice.core.part import ClientRun, Positive
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.local.memory import ParameterMemory, exchanged, remembering
 from fedslice.local.term import Term
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _DRIFT = "drift"
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedDyn(Term):
     """Minimises F_i(x) − ⟨h_i, x⟩ + (α/2)·‖x − X‖², then h_i ← h_i − α·(x − X).
 

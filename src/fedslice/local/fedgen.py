@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import torch
 from pydantic import Field as Setting
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
@@ -21,7 +20,7 @@ from fedslice.core.errors import UserError
 from fedslice.core.facts import facts
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, ClientRun, Count, NonNegative, Positive, Round, ServerRun, State
+from fedslice.core.part import ClientRun, Count, NonNegative, Positive, Round, ServerRun, State
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.local.term import Step, Term
@@ -157,7 +156,6 @@ class GeneratorMemory(Memory):
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedGen(Term):
     """Adds the loss of the client's last layer on generated features: F_i(x) + λ·mean[ℓ(head_x(G(y, ε)), y)].
 
@@ -167,6 +165,13 @@ class FedGen(Term):
     diversity loss, no weights by class, and clients meet the generator before it was trained.
 
     A client tells once how often each class occurs among its samples.
+
+    Args:
+        weight: Weight of the loss on generated features, λ; 0 is FedAvg.
+        generated (samples): Generated samples beside each batch, and in each step of the server.
+        server_steps (steps): Steps in which the server trains the generator after every round.
+        generator_lr: Learning rate of the generator's Adam.
+        width: Size of the noise and of the generator's hidden layer.
     """
 
     label = "fedgen"

@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.memory import Memory
-from fedslice.core.part import CHECKED, ClientRun, NonNegative, Positive
+from fedslice.core.part import ClientRun, NonNegative, Positive
 from fedslice.local.term import Step, Term
 from fedslice.network.head import class_head
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedNTD(Term):
     """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own.
 

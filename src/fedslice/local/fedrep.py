@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, ClientRun, Count
+from fedslice.core.part import ClientRun, Count
 from fedslice.local.last_layer import HeadMemory
 from fedslice.local.term import Term
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedRep(Term):
     """The first steps of a client move the last Linear layer with all else fixed, its others move all else.
 

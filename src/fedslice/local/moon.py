@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.message import Body
-from fedslice.core.part import CHECKED, ClientRun, NonNegative, Positive
+from fedslice.core.part import ClientRun, NonNegative, Positive
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.local.memory import ParameterMemory, exchanged, remembering
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 _LAST = "last"
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Moon(Term):
     """Adds μ·mean[−log(e^a/(e^a + e^b))], a = cos(z, z_X)/τ, b = cos(z, z_last)/τ (Li et al. 2021, equation 3).
 

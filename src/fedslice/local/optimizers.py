@@ -7,15 +7,16 @@ on its own. Moments begin at zero in every round.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice.core.component import Component
 from fedslice.core.entries import per_client
-from fedslice.core.part import CHECKED, NonNegative, Part, Positive
+from fedslice.core.part import NonNegative, Positive
 from fedslice.core.slice import Values
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
@@ -34,7 +35,7 @@ class Moments:
     values: Values = dataclasses.field(default_factory=dict)
 
 
-class Optimizer(Part):
+class Optimizer(Component):
     """The rule ``x ← x − rate·d``, where d is the step that :meth:`direction` returns.
 
     A subclass has the settings ``lr`` and ``weight_decay`` and defines :meth:`direction`. Weights decay, that is
@@ -42,8 +43,14 @@ class Optimizer(Part):
     """
 
     place: ClassVar[str] = "optimizer"
-    lr: Positive
-    weight_decay: NonNegative
+
+    lr: Positive = 0.1
+    weight_decay: NonNegative = 0.0
+
+    def chosen(self, kinds: Sequence[type[Component]]) -> Component:
+        """Return an optimizer with its own default settings: the learning rate of one is not another's."""
+        (kind,) = kinds
+        return self if kind is type(self) else kind()
 
     @property
     def provides(self) -> frozenset[str]:
@@ -84,7 +91,6 @@ class Optimizer(Part):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, config=CHECKED)
 class SGD(Optimizer):
     """v ← momentum·v + g and d = v, as in ``torch.optim.SGD``.
 
@@ -117,7 +123,6 @@ class SGD(Optimizer):
         return moments.values["velocity"]
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Adam(Optimizer):
     """m ← β₁·m + (1 − β₁)·g, v ← β₂·v + (1 − β₂)·g², d = m̂/(√v̂ + ε), as in ``torch.optim.Adam``.
 
@@ -150,7 +155,6 @@ class Adam(Optimizer):
         return (own["mean"] / (1 - first)) / (own["square"] / (1 - second)).sqrt_().add_(self.eps)
 
 
-@dataclass(frozen=True, config=CHECKED)
 class AdamW(Adam):
     """Adam whose weights decay beside the step, d = m̂/(√v̂ + ε) + weight_decay·x, as in ``torch.optim.AdamW``."""
 
@@ -168,7 +172,6 @@ class AdamW(Adam):
         return step.add_(value, alpha=self.weight_decay) if self.weight_decay and is_weight(value) else step
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Adagrad(Optimizer):
     """v ← v + g², d = g/(√v + ε), as in ``torch.optim.Adagrad``.
 
@@ -190,9 +193,6 @@ class Adagrad(Optimizer):
             moments.values["square"] = torch.zeros_like(gradient)
         total = moments.values["square"].addcmul_(gradient, gradient)
         return gradient / total.sqrt().add_(self.eps)
-
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {kind.label: kind for kind in (SGD, Adam, AdamW, Adagrad)}
 
 
 def is_weight(value: Tensor) -> bool:

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 
 from fedslice.core.capabilities import Rule
-from fedslice.core.part import CHECKED
 from fedslice.core.slice import Slice, Values
 from fedslice.local.term import Term, needs_summed_gradients
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Projected(Term):
     """x ← x − γ·P·Pᵀg, with the basis of ``codec=subspace``, in every round whose updates travel as coefficients.
 

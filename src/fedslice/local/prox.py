@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic.dataclasses import dataclass
-
-from fedslice.core.part import CHECKED, NonNegative
+from fedslice.core.part import NonNegative
 from fedslice.core.slice import Values
 from fedslice.local.term import Term
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Prox(Term):
     """Adds (μ/2)·‖x − X‖² to the client's loss, where X is the model that it began from (FedSubAvg, section 5.1).
 

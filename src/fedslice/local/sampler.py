@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
-from fedslice.core.part import CHECKED, Count, Part
+from fedslice.core.component import Component
+from fedslice.core.part import Count
 
 _USUAL = 10  # steps in a round
 
@@ -29,8 +29,7 @@ class Batches:
     real: Tensor
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Sampler(Part):
+class Sampler(Component):
     """Batches of ``batch_size`` samples, for ``iterations`` steps (10 unless said otherwise) or ``epochs`` passes.
 
     Args:

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.entries import OnSlice, View, per_client
 from fedslice.core.fields import named, value_fields
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, ClientRun, Round, ServerRun, State
+from fedslice.core.part import ClientRun, Round, ServerRun, State
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.local.memory import ParameterMemory, exchanged, remembering
@@ -62,7 +61,6 @@ class VariateState(State):
         return View(self.sum, part, 1 / self.weight, fresh=lambda: self.ended < t)
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Scaffold(Term):
     """Steps along g + (c − c_i): c on the server, c_i with every client.
 

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedslice.core.component import Component
 from fedslice.core.errors import UserError
-from fedslice.core.part import CHECKED, Count, NonNegative, Part, Positive
+from fedslice.core.part import Count, NonNegative, Positive
 
 
-class Schedule(Part):
+class Schedule(Component):
     """Factors of the learning rate."""
 
     place: ClassVar[str] = "schedule"
@@ -30,7 +30,6 @@ class Schedule(Part):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Exponential(Schedule):
     """decay^t in round t. With ``decay=1`` the rate is constant.
 
@@ -47,7 +46,6 @@ class Exponential(Schedule):
         return _alike(self.decay**t, steps)
 
 
-@dataclass(frozen=True, config=CHECKED)
 class InverseTime(Schedule):
     """(γ + 1)/(γ + k) in the client's k-th step since the first round, counted as if it took part in every one.
 
@@ -68,7 +66,6 @@ class InverseTime(Schedule):
         return (self.gamma + 1) / (self.gamma + t * steps.double()[:, None] + places + 1)
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Cosine(Schedule):
     """floor + (1 − floor)·(1 + cos(π·t/T))/2 in round t, and ``floor`` after round T.
 
@@ -88,9 +85,6 @@ class Cosine(Schedule):
         if over is None:
             raise UserError("schedule=cosine needs to know the number of rounds; give it as over=100.")
         return _alike(self.floor + (1 - self.floor) * (1 + math.cos(math.pi * min(t / over, 1))) / 2, steps)
-
-
-SCHEDULES: dict[str, type[Schedule]] = {kind.label: kind for kind in (Exponential, InverseTime, Cosine)}
 
 
 def _alike(factor: float, steps: Tensor) -> Tensor:

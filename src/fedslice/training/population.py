@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedslice.core import rng
+from fedslice.core.declared import check_declared
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER, ClientMemories, Memory
@@ -206,7 +207,9 @@ class Population:
         declined = None if bool(fine.all()) else ~fine
         head = self._head(Kind.UPLOAD, t, download.head.clients, download.head.draws, download.head.layout, declined)
         body: Body = dict(ids)
-        body |= recipe.codec.encode(self.parts["codec"], head, update, work.came)
+        codes = recipe.codec.encode(self.parts["codec"], head, update, work.came)
+        check_declared(f"codec={recipe.codec.label}", recipe.codec.fields(spec, up, head.layout), codes)
+        body |= codes
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
             body |= dict.fromkeys(schema.fields_named(spec, up, name), masked)

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from fedslice import codecs, combine, local, registry, select, server, slices
 from fedslice.core import capabilities
 from fedslice.core.component import Component, built, described, missing
 from fedslice.core.errors import UserError, shown
 from fedslice.core.part import Part
 from fedslice.registry import build
-from fedslice.settings import assigned, flat, owners
+from fedslice.settings import assigned, first_problem, flat, owners
 
 # What can stand in each place of a recipe, by name.
 PARTS = {place: cast("Mapping[str, type[Part]]", registry.kinds(place)) for place in registry.PLACES}
@@ -158,7 +160,11 @@ def _replacement(owner: str, given: Any, before: Component) -> Component:
         known = ", ".join(registry.kinds(place))
         raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")
     found = [registry.find(place, name, what=owner) for name in (given.split("+") if before.joined else [given])]
-    if (chosen := before.chosen(found)) is not None:
+    try:
+        chosen = before.chosen(found)
+    except ValidationError as error:
+        raise UserError(f"{owner}={given}: {first_problem(error)}.") from None
+    if chosen is not None:
         return chosen
     (kind,) = found
     common = {name: value for name, value in before.values().items() if name in kind.setting_names()}

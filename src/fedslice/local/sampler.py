@@ -41,7 +41,7 @@ class Sampler(Component):
             in every round.
     """
 
-    label = "sampler"
+    label = "batches"
     place: ClassVar[str] = "sampler"
 
     iterations: Count | None = None

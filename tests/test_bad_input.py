@@ -147,14 +147,25 @@ def test_options_out_of_range(words: tuple[object, ...], saying: str) -> None:
     refuses(*words, "--out", "out", saying=saying)
 
 
+OWNERS = {
+    "lr": "local.optimizer=sgd",
+    "decay": "local.schedule=exponential",
+    "clip": "local=plain",
+    **dict.fromkeys(("iterations", "epochs", "batch_size"), "local.sampler=batches"),
+}
+
+
 @pytest.mark.parametrize(
     ("assignment", "saying"),
     [
         *((f"{name}=0", f"task hotcold: {name}=0: ") for name in ("clients", "items", "samples", "factors")),
         *((f"{name}=-5", f"task hotcold: {name}=-5: ") for name in ("clients", "items", "zipf", "signal", "data_seed")),
-        *((f"{name}=0", f"local=plain: {name}=0: ") for name in ("lr", "iterations", "epochs", "batch_size", "clip")),
         *(
-            (f"{name}=-1", f"local=plain: {name}=-1: ")
+            (f"{name}=0", f"{OWNERS[name]}: {name}=0: ")
+            for name in ("lr", "iterations", "epochs", "batch_size", "clip")
+        ),
+        *(
+            (f"{name}=-1", f"{OWNERS[name]}: {name}=-1: ")
             for name in ("lr", "iterations", "epochs", "batch_size", "decay")
         ),
         *(

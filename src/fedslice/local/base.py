@@ -118,7 +118,7 @@ class Local(Part):
 
     place: ClassVar[str] = "local"
     joined: ClassVar[bool] = True
-    label = _Label()  # type: ignore[assignment] # of an object the names of its terms
+    label = _Label()  # of an object the names of its terms
 
     terms: Annotated[tuple[Term, ...], BeforeValidator(_as_terms)] = ()
     optimizer: Optimizer = SGD()
@@ -126,6 +126,18 @@ class Local(Part):
     sampler: Sampler = Sampler()
     clip: Positive | None = None
     accumulate: Count = 1
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            terms: Term | Sequence[Term] = (),
+            optimizer: Optimizer = ...,
+            schedule: Schedule = ...,
+            sampler: Sampler = ...,
+            clip: float | None = None,
+            accumulate: int = 1,
+        ) -> None: ...
 
     @model_validator(mode="after")
     def _fitting(self) -> Local:
@@ -166,7 +178,7 @@ class Local(Part):
     def chosen(self, kinds: Sequence[type[Component]]) -> Component:
         """Return a copy with terms of these classes; ``plain`` stands for none."""
         mine = {type(term): term for term in self.terms}
-        terms = (mine.get(kind) or kind() for kind in kinds if kind is not Local)  # type: ignore[call-overload]
+        terms = [mine.get(kind) or kind() for kind in kinds if issubclass(kind, Term)]
         return dataclasses.replace(self, terms=tuple(terms))
 
     @property
@@ -175,7 +187,7 @@ class Local(Part):
 
         Rows that drift alike do so under plain steps, and as long as no other term moves them too.
         """
-        pieces: list[Part] = [self.optimizer, *self.terms]
+        pieces: list[Optimizer | Term] = [self.optimizer, *self.terms]
         known = frozenset[str]().union(*(piece.provides for piece in pieces))
         alone = len(self.terms) == 1 and "plain-steps" in known
         followed = all("follows-gradient" in piece.provides for piece in pieces)
@@ -234,16 +246,14 @@ class Local(Part):
         """Return the memories of all terms."""
         return LocalMemory(run, place, self.terms)
 
-    def introduce(self, memory: LocalMemory, clients: Tensor) -> Body:
+    def introduce(self, memory: Any, clients: Tensor) -> Body:
         """Return the entries of :meth:`facts`."""
         told: Body = {}
         for term, own in self._with(memory):
             told |= term.introduce(own, clients)
         return told
 
-    def constants(
-        self, memory: LocalMemory, clients: Tensor, layout: Slice, down: Slice, came: Body
-    ) -> dict[str, Values]:
+    def constants(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> dict[str, Values]:
         """Return the constants of each term, by its label."""
         return {term.label: term.constants(own, clients, layout, down, came) for term, own in self._with(memory)}
 
@@ -256,7 +266,7 @@ class Local(Part):
         for term, own in self.bound(work):
             term.update_memory(own, end)
 
-    def personal(self, memory: LocalMemory, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:
+    def personal(self, memory: Any, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:
         """Return the model with which clients are tested, given what they start from, on a layout with any rows."""
         for term, own in self._with(memory):
             start = term.personal(own, clients, layout, start, came)
@@ -267,7 +277,7 @@ class Local(Part):
         terms = tuple(each for term in self.terms for each in term.tuning())
         return self if terms == self.terms else dataclasses.replace(self, terms=terms)
 
-    def moved_rows(self, memory: LocalMemory, table: str, clients: Tensor) -> Axis | None:
+    def moved_rows(self, memory: Any, table: str, clients: Tensor) -> Axis | None:
         """Return rows of a table that these clients' steps move, whatever their batches name."""
         rows = None
         for term, own in self._with(memory):
@@ -279,7 +289,7 @@ class Local(Part):
         """Return the direction against which each step moves all coordinates without a gradient alike."""
         return next((found for term in self.terms if (found := term.drift_direction(came)) is not None), None)
 
-    def _with(self, memory: LocalMemory) -> Iterable[tuple[Term, Any]]:
+    def _with(self, memory: Any) -> Iterable[tuple[Term, Any]]:
         return ((term, memory.terms[term.label]) for term in self.terms)
 
     # --- on the server

@@ -20,7 +20,6 @@ from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
-from fedslice.local.base import LocalMemory
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
 from fedslice.tables import IndexSets
@@ -221,7 +220,7 @@ class Population:
         self.events.trained(TrainedEvent(work, end, fine, trained.losses))
         return Message(head, schema.upload(spec, work.hold, up, download.head.layout), body)
 
-    def prepare(self, download: Message, recipe: Recipe | None = None, local: LocalMemory | None = None) -> Work:
+    def prepare(self, download: Message, recipe: Recipe | None = None, local: Memory | None = None) -> Work:
         """Return what the clients of a download train on.
 
         Args:

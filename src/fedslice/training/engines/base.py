@@ -210,9 +210,10 @@ def _watched(
         found[name] = output
 
     handles = [task.module.get_submodule(name).register_forward_hook(partial(note, name)) for name in names]
+    last: list[Tensor] = []
     try:
         if layer is None:
-            output, last = task.forward(parameters, features), ()
+            output = task.forward(parameters, features)
         else:
             output, *last = with_head_inputs(task, layer, parameters, features)
     finally:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedslice import Experiment, Federation, Recipe, Task
 from fedslice.combine import Coverage
-from fedslice.local import FDRL
+from fedslice.local import FDRL, SGD, Local
 from fedslice.measure import accuracy
 from fedslice.models.discriminative import Discriminative
 from fedslice.select import Uniform
@@ -41,7 +41,7 @@ for inner in (Whole(), ChannelDropout(budget=0.5, full_every=5)):
     recipe = Recipe(
         select=Uniform(cohort=10),
         slices=Shared("shared.*", inner=inner),
-        local=FDRL(lr=0.1),
+        local=Local(FDRL(), optimizer=SGD(lr=0.1)),
         combine=Coverage(weights="uniform"),
     )
     rows = Experiment(task, recipe, rounds=40, eval_every=20, measure=["personal"]).run()

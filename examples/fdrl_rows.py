@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedslice import Experiment, Federation, Recipe, Task
 from fedslice.combine import HeatCorrected
-from fedslice.local import FDRL
+from fedslice.local import FDRL, SGD, Local
 from fedslice.measure import auc
 from fedslice.models.discriminative import Discriminative
 from fedslice.select import Uniform
@@ -50,7 +50,7 @@ for inner in (Whole(), FeatureRows()):
     recipe = Recipe(
         select=Uniform(cohort=20),
         slices=Shared("shared.*", inner=inner),
-        local=FDRL(lr=0.2, alpha=0.1, beta=0.1),
+        local=Local(FDRL(alpha=0.1, beta=0.1), optimizer=SGD(lr=0.2)),
         combine=HeatCorrected(weights="uniform"),
     )
     rows = Experiment(task, recipe, rounds=40, eval_every=20, measure=["personal"]).run()

@@ -138,7 +138,7 @@ def test_the_list_says_what_recipes_do_and_what_defaults_are() -> None:
     whole = fedslice("list").out
     assert "scaffold         Correct the drift of local steps by control variates." in whole
     assert "--set local=scaffold weights=uniform" in whole
-    assert "local=prox              as local=sgd, and mu=0.01" in whole
+    assert "local=prox              as local=plain, and mu=0.01" in whole
     assert "by default 200 rounds, evaluated every 10 rounds, cohort=50" in whole
     assert "S0/table2" in whole
     assert "hotcold" not in fedslice("list", "recipes").out

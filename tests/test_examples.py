@@ -40,6 +40,16 @@ def test_an_example_sends_less_and_learns(name: str, capsys: pytest.CaptureFixtu
         assert rows[-1][1] > rows[0][1] + 0.2, "scores of clients' own models"
 
 
+def test_an_own_local_method_is_a_term_of_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    path = EXAMPLES / "own_local.py"
+    runpy.run_path(str(path), run_name="__main__")
+    plain, confident = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (plain[0], confident[0]) == ("plain", "confident")
+    assert 0.1 < float(confident[-1]) != float(plain[-1]) < 0.9
+    code = path.read_text().split('"""', 2)[2]
+    assert len([line for line in code.splitlines() if line]) <= 25
+
+
 def test_a_server_and_three_clients_in_processes_of_their_own_learn_over_pipes() -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLES / "two_processes.py"], capture_output=True, text=True, check=False, timeout=300

@@ -35,12 +35,12 @@ from fedslice.training.ledger import Ledger
 from fedslice.training.rounds import EXCHANGE, Phase, Stage, play_round
 from fedslice.training.transports.memory import InMemory
 from fedslice.training.transports.pipes import Pipes
-from toys import begun, double, fitting, pair, readers
+from toys import begun, double, fitting, pair, readers, training
 
 EIGHT = (3, 7, 1, 12, 5, 4, 6, 2)
 SILENT = {(1, 2), (2, 2), (1, 5), (3, 0), (2, 6)}  # rounds in which a client does not answer
 LOST = {(0, 5), (2, 0), (1, 6), (2, 1)}  # rounds in which what it has trained never arrives
-SGD: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
+SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 
 # What the examples put together.
 COMBINED: dict[str, tuple[Any, Recipe]] = {
@@ -49,7 +49,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*", inner=FeatureRows()),
-            local=FDRL(alpha=0.1, beta=0.1, **SGD),
+            local=training(FDRL, alpha=0.1, beta=0.1, **SMALL),
             combine=HeatCorrected(weights="uniform"),
         ),
     ),
@@ -58,7 +58,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*"),
-            local=FDRL(momentum=0.5, weight_decay=1e-4, **SGD),
+            local=training(FDRL, momentum=0.5, weight_decay=1e-4, **SMALL),
             codec=StreamingSubspace(rank=2, warmup=1, every=2),
             combine=Mean(weights="uniform"),
         ),
@@ -68,7 +68,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*", inner=ChannelDropout(rate=0.5, full_every=3)),
-            local=FDRL(**SGD),
+            local=training(FDRL, **SMALL),
             combine=Coverage(weights="uniform"),
         ),
     ),
@@ -77,12 +77,12 @@ COMBINED |= {
     "median": (
         readers,
         RECIPES["scaffold"].with_options(
-            {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SGD}
+            {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SMALL}
         ),
     ),
     "trimmed-mean": (
         pair,
-        RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SGD}),
+        RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SMALL}),
     ),
 }
 NAMES = [*RECIPES, *COMBINED]

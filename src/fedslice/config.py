@@ -208,8 +208,10 @@ def settle(asked: Request) -> Settled:
     own = assigned(said, names, f" for recipe {asked.recipe!r}")
     usual = assigned({key: value for key, value in entry.settings.items() if owners(key, names)}, names)
     for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
-        if own["local"].get(given) is not None:
-            usual["local"].pop(other, None)
+        if own["local.sampler"].get(given) is not None:
+            usual["local.sampler"].pop(other, None)
+    if parts["local"].inside()["optimizer"].label != base.local.optimizer.label:
+        usual["local.optimizer"].pop("lr", None)  # one optimizer's learning rate is not another's
     options = entry.check(own[TASK])
     recipe = base.rebuilt(parts, {owner: usual[owner] | own[owner] for owner in names if owner != TASK})
     return Settled(options, recipe, own["select"].get("cohort") is not None)

@@ -8,20 +8,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from fedslice import codecs, combine, local, registry, select, server, slices
 from fedslice.core import capabilities
 from fedslice.core.component import Component, built, described, missing
 from fedslice.core.errors import UserError, shown
 from fedslice.core.part import Part
 from fedslice.registry import build
-from fedslice.settings import assigned, flat, owners
+from fedslice.settings import assigned, first_problem, flat, owners
 
 # What can stand in each place of a recipe, by name.
 PARTS = {place: cast("Mapping[str, type[Part]]", registry.kinds(place)) for place in registry.PLACES}
 _BASES: dict[str, type[Part]] = {
     "select": select.Select,
     "slices": slices.Slices,
-    "local": local.SGD,
+    "local": local.Local,
     "codec": codecs.Codec,
     "combine": combine.Combine,
     "server": server.ServerOptimizer,
@@ -33,12 +35,12 @@ class Recipe:
     """Six parts, which say how a round goes. Parts that cannot go together are refused here, by name.
 
     >>> Recipe(slices=slices.FeatureRows(), combine=combine.HeatCorrected()).with_options({"lr": 0.2})
-    Recipe(slices=FeatureRows(), local=SGD(lr=0.2), combine=HeatCorrected())
+    Recipe(slices=FeatureRows(), local=Local(optimizer=SGD(lr=0.2)), combine=HeatCorrected())
     """
 
     select: select.Select = field(default_factory=select.Uniform)
     slices: slices.Slices = field(default_factory=slices.Whole)
-    local: local.SGD = field(default_factory=local.SGD)
+    local: local.Local = field(default_factory=local.Local)
     codec: codecs.Codec = field(default_factory=codecs.Dense)
     combine: combine.Combine = field(default_factory=combine.Mean)
     server: server.ServerOptimizer = field(default_factory=server.ServerSGD)
@@ -130,6 +132,11 @@ def setting_names(parts: Mapping[str, Part]) -> dict[str, list[str]]:
     return {owner: component.setting_names() for owner, component in _components(parts).items()}
 
 
+def default(place: str, label: str) -> Part:
+    """Return a part by its name, with its default settings."""
+    return Recipe().replaced({place: label})[0][place]
+
+
 def _components(parts: Mapping[str, Part]) -> dict[str, Component]:
     return {owner: component for place, part in parts.items() for owner, component in part.tree(place)}
 
@@ -144,7 +151,7 @@ def _inner(key: str, parts: Mapping[str, Part]) -> str | None:
 def _put(parts: Mapping[str, Part], owner: str, settings: Mapping[str, Any]) -> dict[str, Part]:
     """The parts with other settings of one of them, or of a part inside of one."""
     component = _components(parts)[owner]
-    new = build(owner, type(component), component.values() | dict(settings))
+    new = build(owner, type(component), component.arguments(settings))
     outer, _, name = owner.rpartition(".")
     return _put(parts, outer, {name: new}) if outer else {**parts, owner: cast("Part", new)}
 
@@ -152,12 +159,19 @@ def _put(parts: Mapping[str, Part], owner: str, settings: Mapping[str, Any]) -> 
 def _replacement(owner: str, given: Any, before: Component) -> Component:
     """The part that takes the place of another: itself, or by its name."""
     place = before.place
-    if isinstance(given, Component) and given.place == place:
+    if isinstance(given, type(before)) or (isinstance(given, Component) and given.place == place and not before.joined):
         return given
     if not isinstance(given, str):
         known = ", ".join(registry.kinds(place))
         raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")
-    kind = registry.find(place, given, what=owner)
+    found = [registry.find(place, name, what=owner) for name in (given.split("+") if before.joined else [given])]
+    try:
+        chosen = before.chosen(found)
+    except ValidationError as error:
+        raise UserError(f"{owner}={given}: {first_problem(error)}.") from None
+    if chosen is not None:
+        return chosen
+    (kind,) = found
     common = {name: value for name, value in before.values().items() if name in kind.setting_names()}
     return build(owner, kind, common)
 

@@ -20,9 +20,15 @@ TASK = "task"  # the owner of a setting that is no place of a recipe
 
 
 def owners(key: str, names: Mapping[str, Collection[str]]) -> list[str]:
-    """The owners of a setting, given as ``NAME`` or ``OWNER.NAME``, among the setting names by owner."""
+    """The owners of a setting, given as ``NAME`` or ``OWNER.NAME``, among the setting names by owner.
+
+    ``local.lr`` is ``local.optimizer.lr`` too, if ``local`` has no ``lr`` of its own.
+    """
     owner, dot, name = key.rpartition(".")
-    return [one for one, own in names.items() if name in own and (one == owner or not dot)]
+    having = [one for one, own in names.items() if name in own]
+    if not dot or owner in having:
+        return [owner] if dot else having
+    return [one for one in having if one.startswith(f"{owner}.")]
 
 
 def assigned(

@@ -15,6 +15,8 @@ slices   redraws                 a client holds other coordinates in every round
 slices   nothing                 nothing is exchanged
 local    follows-gradient        the end of a coordinate whose gradient is zero is known without training
 local    uniform-drift           that end is the start less an amount per client times a direction that the server knows
+local    sums-gradients          an update is a sum of gradients times factors that are the same for all coordinates
+local    plain-steps             a step is its gradient times the learning rate
 local    accumulates             clients add up their updates and count on a server that does
 codec    keeps-zeros             a zero arrives as zero
 codec    exact                   every value arrives as it was

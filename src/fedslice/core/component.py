@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from pydantic import ConfigDict, ValidationError
@@ -33,6 +33,7 @@ class Component:
         UserError: When the class is made, if an annotation or a default cannot be a setting.
     """
 
+    joined: ClassVar[bool] = False  # whether several names, joined by "+", may be chosen
     place: ClassVar[str]  # what it can be chosen for: a place of a recipe
     label: ClassVar[str]  # its name in tables, experiment files and on the command line
 
@@ -83,11 +84,22 @@ class Component:
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
         """Return a copy with other settings, which are checked again."""
-        return type(self)(**{**self.values(), **settings})
+        return type(self)(**self.arguments(settings))
 
     def inside(self) -> dict[str, Component]:
         """Return the components among the settings, by the setting."""
         return {name: value for name, value in self.values().items() if isinstance(value, Component)}
+
+    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the constructor takes for a copy with other settings, or other components inside of it."""
+        return {**self.values(), **settings}
+
+    def chosen(self, kinds: Sequence[type[Component]]) -> Component | None:  # noqa: ARG002
+        """Return what takes this component's place when these classes are named.
+
+        By default ``None``: the one class that is named, with the settings that both have in common.
+        """
+        return None
 
     def tree(self, name: str) -> Iterator[tuple[str, Component]]:
         """Yield this component and all inside of it, with their full names: ``codec``, ``codec.inner``, …"""

@@ -88,7 +88,7 @@ class ClientRun:
         """Return the number of samples that each of these clients trains on in a round, passes counted [clients]."""
         recipe = self.spec.recipe
         sizes = self.task.federation.train.sizes_of(clients).cpu()
-        return recipe.local.samples(sizes, recipe.select.batch_scale())
+        return recipe.local.sampler.samples(sizes, recipe.select.batch_scale())
 
     @property
     def slices_memory(self) -> Memory:

@@ -32,7 +32,7 @@ class Drift(Averaging):
             "accumulates",
             True,
             "server=drift adds up the drift of clients, and local={label} has none; use local=feddyn or "
-            "local=feddc, or server=sgd.",
+            "local=feddyn+scaffold, or server=sgd.",
         )
         yield Rule(
             "combine",

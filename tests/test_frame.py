@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -641,6 +642,20 @@ def test_a_folder_that_cannot_be_read_is_told_in_a_sentence(tmp_path: Path, file
             write(tmp_path / name, content)
     assert told in one_sentence(lambda: Federation.from_frame(tmp_path, **ROLES))
     assert "is not a file or folder" in one_sentence(lambda: Federation.from_frame(tmp_path / "nothing", **ROLES))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for path in (tmp_path / "alone.csv", tmp_path / "folder" / "ann.csv"):
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+    for path in (tmp_path / "alone.csv", tmp_path / "folder"):
+        assert "is not a file or folder" in one_sentence(lambda path=path: Federation.from_frame(path, **ROLES))
+
+
+def test_an_array_can_mark_the_test_samples() -> None:
+    federation = made(x=[1, 2, 3], y=[1.0, 2.0, 3.0], test=[False, True, True])
+    assert sorted(federation.test.label.tolist()) == [2.0, 3.0]
+    assert "one boolean per sample (3)" in one_sentence(lambda: made(x=[1, 2, 3], test=[True]))
 
 
 def test_files_of_clients_agree_on_types(tmp_path: Path) -> None:

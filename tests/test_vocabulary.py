@@ -51,6 +51,7 @@ def test_zero_stands_for_values_that_are_not_in_the_vocabulary() -> None:
     colours = Vocabulary(["red", "blue"])
     assert colours.encode(["green", "blue", "red", "green"]).tolist() == [0, 1, 2, 0]
     assert colours.decode([0, 2]) == [None, "red"]
+    assert Vocabulary().decode([0, 0]) == [None, None]
     assert Vocabulary([3, 1]).encode(torch.tensor([1, 2, 3])).tolist() == [1, 0, 2]
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from fedslice import Experiment, Federation, Recipe, Task
 from fedslice.combine import Coverage
-from fedslice.local import FDRL
+from fedslice.local import FDRL, SGD, Local
 from fedslice.measure import accuracy
 from fedslice.models.discriminative import Discriminative
 from fedslice.select import Uniform
-from fedslice.slices import Shared
+from fedslice.slices import ChannelDropout, Shared, Whole
 
 CLIENTS, SAMPLES, INPUTS, CLASSES = 30, 3_000, 16, 6
 
@@ -37,11 +37,11 @@ task = Task(
     nn.CrossEntropyLoss(reduction="none"),
     metrics={"accuracy": accuracy},
 )
-for inner in ("whole", "channel-dropout budget=0.5 full_every=5"):
+for inner in (Whole(), ChannelDropout(budget=0.5, full_every=5)):
     recipe = Recipe(
         select=Uniform(cohort=10),
         slices=Shared("shared.*", inner=inner),
-        local=FDRL(lr=0.1),
+        local=Local(FDRL(), optimizer=SGD(lr=0.1)),
         combine=Coverage(weights="uniform"),
     )
     rows = Experiment(task, recipe, rounds=40, eval_every=20, measure=["personal"]).run()

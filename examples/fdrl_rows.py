@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fedslice import Experiment, Federation, Recipe, Task
 from fedslice.combine import HeatCorrected
-from fedslice.local import FDRL
+from fedslice.local import FDRL, SGD, Local
 from fedslice.measure import auc
 from fedslice.models.discriminative import Discriminative
 from fedslice.select import Uniform
-from fedslice.slices import Shared
+from fedslice.slices import FeatureRows, Shared, Whole
 
 CLIENTS, ITEMS, SAMPLES = 60, 400, 6_000
 
@@ -46,13 +46,13 @@ task = Task(
     metrics={"auc": auc},
     tables={"shared.item.weight": "item", "private.item.weight": "item"},
 )
-for inner in ("whole", "feature-rows"):
+for inner in (Whole(), FeatureRows()):
     recipe = Recipe(
         select=Uniform(cohort=20),
         slices=Shared("shared.*", inner=inner),
-        local=FDRL(lr=0.2, alpha=0.1, beta=0.1),
+        local=Local(FDRL(alpha=0.1, beta=0.1), optimizer=SGD(lr=0.2)),
         combine=HeatCorrected(weights="uniform"),
     )
     rows = Experiment(task, recipe, rounds=40, eval_every=20, measure=["personal"]).run()
-    print(f"shared encoder, {inner}")
+    print(f"shared encoder, {inner.label}")
     print(pl.DataFrame(rows).select("round", "personal_auc", "personal_auc_worst", "up_bytes", "down_bytes"))

@@ -12,7 +12,7 @@ from torch import nn
 from fedslice import Experiment, Federation, Recipe, Task
 from fedslice.codecs import Dense, StreamingSubspace
 from fedslice.combine import Mean
-from fedslice.local import FDRL
+from fedslice.local import FDRL, SGD, Local
 from fedslice.measure import accuracy
 from fedslice.models.discriminative import Discriminative
 from fedslice.select import Uniform
@@ -42,7 +42,7 @@ for codec in (Dense(), StreamingSubspace(rank=5, warmup=10, every=5)):
     recipe = Recipe(
         select=Uniform(cohort=10),
         slices=Shared("shared.*"),
-        local=FDRL(lr=0.05, momentum=0.5, weight_decay=1e-4),
+        local=Local(FDRL(), optimizer=SGD(lr=0.05, momentum=0.5, weight_decay=1e-4)),
         codec=codec,
         combine=Mean(weights="uniform"),
     )

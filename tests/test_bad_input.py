@@ -42,7 +42,7 @@ def assert_one_sentence(done: Done, saying: str) -> None:
 def test_as_a_process(tmp_path: Path) -> None:
     before = contents(tmp_path)
     done = process(*RUN, "lr=-1", cwd=tmp_path)
-    assert_one_sentence(done, "local=sgd: lr=-1: input should be greater than 0.")
+    assert_one_sentence(done, "local.optimizer=sgd: lr=-1: input should be greater than 0.")
     assert contents(tmp_path) == before
 
 
@@ -79,7 +79,8 @@ def test_as_a_process(tmp_path: Path) -> None:
         ((*RUN, "combine=heet"), "unknown combine part 'heet'; did you mean 'heat'?"),
         ((*COMPARE, "slices=feature_rows"), "unknown slices part 'feature_rows'; did you mean 'feature-rows'?"),
         ((*RUN, "codec=5"), "codec=5: expected a part or a name, one of: dense, "),
-        ((*RUN, "local={lr = 0.1}"), "local={lr = 0.1}: expected a part or a name, one of: sgd, "),
+        ((*RUN, "local={}"), "local={}: expected a part or a name, one of: sgd, "),
+        ((*RUN, "local={lr = -1}"), "local=sgd: lr=-1: input should be greater than 0"),
         ((*RUN, "--engine", "vectorised"), "unknown engine 'vectorised'; did you mean 'vectorized'?"),
         ((*COMPARE, "--engine", "sequentially"), "unknown engine 'sequentially'; did you mean 'sequential'?"),
         ((*RUN, "--device", "cuba"), "Unknown device 'cuba'. Available here: cpu"),
@@ -147,31 +148,48 @@ def test_options_out_of_range(words: tuple[object, ...], saying: str) -> None:
     refuses(*words, "--out", "out", saying=saying)
 
 
+OWNERS = {
+    "lr": "local.optimizer=sgd",
+    "decay": "local.schedule=exponential",
+    "clip": "local=plain",
+    **dict.fromkeys(("iterations", "epochs", "batch_size"), "local.sampler=batches"),
+}
+
+
 @pytest.mark.parametrize(
     ("assignment", "saying"),
     [
         *((f"{name}=0", f"task hotcold: {name}=0: ") for name in ("clients", "items", "samples", "factors")),
         *((f"{name}=-5", f"task hotcold: {name}=-5: ") for name in ("clients", "items", "zipf", "signal", "data_seed")),
-        *((f"{name}=0", f"local=sgd: {name}=0: ") for name in ("lr", "iterations", "epochs", "batch_size", "clip")),
-        *((f"{name}=-1", f"local=sgd: {name}=-1: ") for name in ("lr", "iterations", "epochs", "batch_size", "decay")),
-        *((f"lr={number}", f"local=sgd: lr={number}: input should be a finite number") for number in ("nan", "inf")),
-        ("clip=nan", "local=sgd: clip=nan: input should be a finite number"),
+        *(
+            (f"{name}=0", f"{OWNERS[name]}: {name}=0: ")
+            for name in ("lr", "iterations", "epochs", "batch_size", "clip")
+        ),
+        *(
+            (f"{name}=-1", f"{OWNERS[name]}: {name}=-1: ")
+            for name in ("lr", "iterations", "epochs", "batch_size", "decay")
+        ),
+        *(
+            (f"lr={number}", f"local.optimizer=sgd: lr={number}: input should be a finite number")
+            for number in ("nan", "inf")
+        ),
+        ("clip=nan", "local=plain: clip=nan: input should be a finite number"),
         ("signal=inf", "task hotcold: signal=inf: input should be a finite number"),
         ("zipf=nan", "task hotcold: zipf=nan: "),
         ("zipf=4", "task hotcold: zipf=4: "),
         ("clients=1000000000000", "task hotcold: clients=1000000000000: "),
         ("data_seed=99999999999999999999", "task hotcold: data_seed=99999999999999999999: "),
         ("server_lr=0", "server=sgd: server_lr=0: "),
-        ("lr=abc", "local=sgd: lr='abc': input should be a valid number"),
-        ("lr=", "local=sgd: lr='': input should be a valid number"),
-        ("lr=none", "local=sgd: lr=none: input should be a valid number"),
+        ("lr=abc", "local.optimizer=sgd: lr='abc': input should be a valid number"),
+        ("lr=", "local.optimizer=sgd: lr='': input should be a valid number"),
+        ("lr=none", "local.optimizer=sgd: lr=none: input should be a valid number"),
         ("clients=many", "task hotcold: clients='many': "),
         ("clients=1.5", "task hotcold: clients=1.5: "),
         ("clients=[1, 2]", "task hotcold: clients=[1, 2]: "),
         ("items={a=1}", "task hotcold: items={a = 1}: "),
-        ("iterations=2.5", "local=sgd: iterations=2.5: "),
+        ("iterations=2.5", "local.sampler=batches: iterations=2.5: "),
         ("replacement=perhaps", "select=uniform: replacement='perhaps': "),
-        ("order=backwards", "local=sgd: order='backwards': input should be 'random', 'shuffled' or 'file'"),
+        ("order=backwards", "local.sampler=batches: order='backwards': input should be 'random', 'shuffled' or 'file'"),
         ("weights=heavy", "combine=mean: weights='heavy': input should be 'samples' or 'uniform'"),
         ("lr", "--set 'lr' is not key=value; write for example --set lr=0.1."),
         ("=5", "--set '=5' is not key=value"),
@@ -253,7 +271,10 @@ def test_a_target_without_a_metric(target: str) -> None:
         ("task = 3", "exp.toml: task=3: input should be a valid string."),
         ("rounds = 3", "exp.toml: no task is named; add for example task = 'hotcold'."),
         ('task = "hotcol"', "unknown task 'hotcol'; did you mean 'hotcold'?"),
-        ('task = "hotcold"\n[set]\nlr = "fast"', "exp.toml: local=sgd: lr='fast': input should be a valid number"),
+        (
+            'task = "hotcold"\n[set]\nlr = "fast"',
+            "exp.toml: local.optimizer=sgd: lr='fast': input should be a valid",
+        ),
         ('task = "hotcold"\n[set]\nclients = [1, 2]', "exp.toml: task hotcold: clients=[1, 2]: "),
         ('task = "hotcold"\n[set]\nclients = 2024-01-01', "exp.toml: task hotcold: clients=2024-01-01: "),
     ],

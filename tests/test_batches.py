@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.local import SGD, Batches
+from fedslice.local import Batches, Local
 from fedslice.recipe import Recipe
+from toys import training
 
 ORDERS = ["random", "shuffled", "file"]
 NO_WORK: Any = None  # plain steps do not look at it
@@ -22,7 +23,7 @@ widths = st.one_of(st.none(), st.integers(1, 6))
 
 
 def draw_batches(
-    local: SGD,
+    local: Local,
     sizes: list[int],
     clients: list[int] | None = None,
     t: int = 0,
@@ -31,7 +32,7 @@ def draw_batches(
     draw: int = 0,
 ) -> Batches:
     numbers = torch.tensor(clients if clients is not None else list(range(len(sizes))))
-    return local.batches(t, numbers, torch.full((len(sizes),), draw), torch.tensor(sizes), scale, seed)
+    return local.sampler.batches(t, numbers, torch.full((len(sizes),), draw), torch.tensor(sizes), scale, seed)
 
 
 def visited(batches: Batches, client: int) -> list[list[int]]:
@@ -49,7 +50,7 @@ def filled_up_are_members(batches: Batches, sizes: list[int]) -> bool:
 def test_each_epoch_visits_every_sample_once(
     sizes: list[int], width: int | None, epochs: int, order: Any, seed: int
 ) -> None:
-    batches = draw_batches(SGD(epochs=epochs, batch_size=width, order=order), sizes, seed=seed)
+    batches = draw_batches(training(epochs=epochs, batch_size=width, order=order), sizes, seed=seed)
     assert filled_up_are_members(batches, sizes)
     for client, size in enumerate(sizes):
         steps = visited(batches, client)
@@ -69,7 +70,7 @@ def test_each_epoch_visits_every_sample_once(
 def test_iterations_are_full_batches_for_everyone(
     sizes: list[int], width: int, iterations: int, order: Any, seed: int
 ) -> None:
-    batches = draw_batches(SGD(iterations=iterations, batch_size=width, order=order), sizes, seed=seed)
+    batches = draw_batches(training(iterations=iterations, batch_size=width, order=order), sizes, seed=seed)
     assert batches.index.shape == batches.real.shape == (len(sizes), iterations, width)
     assert bool(batches.real.all())
     assert filled_up_are_members(batches, sizes)
@@ -87,7 +88,7 @@ def test_iterations_are_full_batches_for_everyone(
 @settings(deadline=None, max_examples=40)
 @given(sizes_of_clients, st.integers(1, 3), st.sampled_from([None, *ORDERS]))
 def test_without_a_batch_size_every_step_is_the_exact_gradient(sizes: list[int], iterations: int, order: Any) -> None:
-    batches = draw_batches(SGD(iterations=iterations, batch_size=None, order=order), sizes)
+    batches = draw_batches(training(iterations=iterations, batch_size=None, order=order), sizes)
     for client, size in enumerate(sizes):
         assert [sorted(step) for step in visited(batches, client)] == [list(range(size))] * iterations
 
@@ -98,7 +99,7 @@ def test_a_client_draws_the_same_in_any_company(
     data: st.DataObject, order: Any, passes: bool, width: int | None, t: int
 ) -> None:
     sizes = dict(enumerate(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=6))))
-    local = SGD(batch_size=width, order=order, **{"epochs" if passes else "iterations": 2})
+    local = training(batch_size=width, order=order, **{"epochs" if passes else "iterations": 2})
     company = data.draw(st.permutations(list(sizes)))[: data.draw(st.integers(1, len(sizes)))]
     together = draw_batches(local, [sizes[c] for c in company], company, t)
     for place, client in enumerate(company):
@@ -112,47 +113,47 @@ KEYS = [{"t": 1}, {"seed": 1}, {"draw": 1}, {"clients": [1]}]
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: next(iter(key)))
 @pytest.mark.parametrize(
     "local",
-    [SGD(), SGD(order="shuffled"), SGD(epochs=1), SGD(epochs=1, order="random")],
+    [training(), training(order="shuffled"), training(epochs=1), training(epochs=1, order="random")],
     ids=["iterations", "iterations shuffled", "epochs", "epochs random"],
 )
-def test_round_seed_client_and_repetition_draw_anew(key: dict[str, Any], local: SGD) -> None:
+def test_round_seed_client_and_repetition_draw_anew(key: dict[str, Any], local: Local) -> None:
     base = draw_batches(local, [50], [0])
     assert torch.equal(draw_batches(local, [50], [0]).index, base.index)
     assert not torch.equal(draw_batches(local, [50], **{"clients": [0]} | key).index, base.index)
 
 
 def test_passes_are_shuffled_differently() -> None:
-    batches = draw_batches(SGD(epochs=2, batch_size=None), [50])
+    batches = draw_batches(training(epochs=2, batch_size=None), [50])
     one, two = visited(batches, 0)
     assert sorted(one) == sorted(two) == list(range(50))
-    steps = visited(draw_batches(SGD(epochs=2, batch_size=50), [50]), 0)
+    steps = visited(draw_batches(training(epochs=2, batch_size=50), [50]), 0)
     assert steps[0] != steps[1]
     assert steps[0] != list(range(50))
 
 
 def test_file_order_begins_anew_in_every_round() -> None:
-    local = SGD(iterations=2, batch_size=3, order="file")
+    local = training(iterations=2, batch_size=3, order="file")
     assert draw_batches(local, [10], t=0).index.tolist() == draw_batches(local, [10], t=5).index.tolist()
 
 
 def test_random_batches_are_uniform() -> None:
     """A chi-square statistic of 7 cells: beyond 30 with a probability below 1e-4, and the draw is fixed."""
-    batches = draw_batches(SGD(iterations=700, batch_size=10), [7])
+    batches = draw_batches(training(iterations=700, batch_size=10), [7])
     counts = Counter(batches.index.flatten().tolist())
     assert sum((counts[i] - 1000) ** 2 / 1000 for i in range(7)) < 30
 
 
 @pytest.mark.parametrize("passes", [False, True])
 def test_the_scale_widens_batches(passes: bool) -> None:
-    local = SGD(batch_size=2, **{"epochs" if passes else "iterations": 1})
+    local = training(batch_size=2, **{"epochs" if passes else "iterations": 1})
     batches = draw_batches(local, [20], scale=3)
     assert batches.index.shape == (1, 4 if passes else 1, 6)
 
 
 def test_ten_iterations_of_random_batches_unless_said_otherwise() -> None:
-    batches = draw_batches(SGD(), [4])
+    batches = draw_batches(training(), [4])
     assert batches.index.shape == (1, 10, 5)
-    assert torch.equal(batches.index, draw_batches(SGD(iterations=10, order="random"), [4]).index)
+    assert torch.equal(batches.index, draw_batches(training(iterations=10, order="random"), [4]).index)
 
 
 def test_a_small_client_beside_a_large_one_shuffles_as_often_as_it_has_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,17 +166,17 @@ def test_a_small_client_beside_a_large_one_shuffles_as_often_as_it_has_passes(mo
         return plain(*key)
 
     monkeypatch.setattr(rng, "bits", counting)
-    draw_batches(SGD(epochs=1, batch_size=5), [1, 600])
+    draw_batches(training(epochs=1, batch_size=5), [1, 600])
     assert len(calls) <= 2
 
 
-def rates(local: SGD) -> list[float]:
-    return [local.rate(t) for t in range(3)]
+def rates(local: Local) -> list[float]:
+    return [float(local.rates(t, torch.tensor([1]))[0, 0]) for t in range(3)]
 
 
 def test_the_rate_decays_by_round() -> None:
-    assert rates(SGD(lr=0.5, decay=0.5)) == [0.5, 0.25, 0.125]
-    assert rates(SGD(lr=0.5)) == [0.5] * 3
+    assert rates(training(lr=0.5, decay=0.5)) == [0.5, 0.25, 0.125]
+    assert rates(training(lr=0.5)) == [0.5] * 3
 
 
 def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None:
@@ -185,7 +186,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         name: torch.from_numpy(draw.normal(size=(3, *shape)) * sizes.reshape(3, *[1] * len(shape)))
         for name, shape in shapes.items()
     }
-    clipped = SGD(clip=clip).direction(gradient, {}, NO_WORK)
+    clipped = training(clip=clip).direction(gradient, {})
 
     def norm(of: dict[str, Tensor], client: int) -> float:
         return float(torch.cat([g[client].flatten() for g in of.values()]).norm())
@@ -196,7 +197,7 @@ def clipping(shapes: dict[str, tuple[int, ...]], seed: int, clip: float) -> None
         factor = 1.0 if before <= clip else clip / before
         for name in gradient:
             torch.testing.assert_close(clipped[name][client], gradient[name][client] * factor)
-    assert SGD().direction(gradient, {}, NO_WORK) is gradient
+    assert training().direction(gradient, {}) is gradient
 
 
 @settings(deadline=None, max_examples=40)
@@ -226,6 +227,6 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
     with pytest.raises(UserError, match=message) as refusal:
         Recipe().with_options(options)
     text = str(refusal.value)
-    assert text.startswith("local=sgd: ")
+    assert text.startswith("local=plain: ")
     assert text.endswith(".")
     assert "\n" not in text

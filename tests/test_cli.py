@@ -179,7 +179,7 @@ def test_an_experiment_file_is_the_same_as_options(tmp_path: Path) -> None:
     assert over.document["seed"] == 5
     assert [row["round"] for row in over.metrics] == [0, 2, 4]
     config = json.loads((tmp_path / "over" / "config.json").read_text())
-    assert config["recipe"]["local"]["lr"] == 0.4
+    assert config["recipe"]["local"]["optimizer"]["lr"] == 0.4
     assert config["recipe"]["combine"]["max_coef"] == 3.0
     assert config["task"]["items"] == 40
 

@@ -16,7 +16,7 @@ from fedslice.recipes import ABOUT, RECIPES
 
 SOURCE = Path(package.__file__).parents[1]
 HEAVY = {"torch", "numpy", "scipy", "polars", "safetensors", "altair", "vl_convert", "jinja2"}
-COMMANDS = ("list", "inspect", "run", "compare", "reproduce", "watch", "report", "clients", "features")
+COMMANDS = ("list", "explain", "inspect", "run", "compare", "reproduce", "watch", "report", "clients", "features")
 # Runs the command line and tells at its end, on standard error, which modules it has loaded.
 _WATCHED = """
 import sys
@@ -138,7 +138,7 @@ def test_the_list_says_what_recipes_do_and_what_defaults_are() -> None:
     whole = fedslice("list").out
     assert "scaffold         Correct the drift of local steps by control variates." in whole
     assert "--set local=scaffold weights=uniform" in whole
-    assert "local=prox              as local=sgd, and mu=0.01" in whole
+    assert "local=prox              as local=plain, and mu=0.01" in whole
     assert "by default 200 rounds, evaluated every 10 rounds, cohort=50" in whole
     assert "S0/table2" in whole
     assert "hotcold" not in fedslice("list", "recipes").out
@@ -160,6 +160,7 @@ def test_the_list_says_what_recipes_do_and_what_defaults_are() -> None:
         ("fedslice compare hotcold --recipes lo", ("local",)),
         ("fedslice compare hotcold --recipes fedavg,fedav", ("fedavg,fedavgm",)),
         ("fedslice run hotcold --measure gr", ("gradient-norms",)),
+        ("fedslice explain fedsub", ("fedsubavg",)),
         ("fedslice reproduce S0/t", ("S0/table1", "S0/table2", "S0/table3")),
         ("fedslice list ", ("recipes", "parts", "tasks", "exhibits")),
     ],

@@ -7,12 +7,11 @@ import pytest
 
 from command import SMALL, fedslice
 from fedslice.core.errors import UserError
-from fedslice.local import SGD
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Pooled, Uniform
 from fedslice.training.devices import Devices
 from fedslice.training.experiment import Experiment
-from toys import SIZES, chosen, fitting
+from toys import SIZES, chosen, fitting, training
 
 
 def some(clients: int) -> Devices:
@@ -23,7 +22,7 @@ def test_the_clock_is_the_sum_of_the_slowest_clients() -> None:
     """Whole models, everyone, two passes: everything is known beforehand."""
     task, _ = fitting("fedavg")
     hardware = some(len(SIZES))
-    recipe = Recipe(select=Everyone(), local=SGD(epochs=2, batch_size=3))
+    recipe = Recipe(select=Everyone(), local=training(epochs=2, batch_size=3))
     rows = Experiment(task, recipe, rounds=4, eval_every=1, devices=hardware).run()
     size = sum(shape.numel() for shape in task.shapes.values()) * task.itemsize
     samples = task.federation.train.sizes.numpy() * 2

@@ -23,12 +23,12 @@ from fedslice.core.update import Update
 from fedslice.local import Scaffold
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
-from fedslice.server import Adam
+from fedslice.server import ServerAdam
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
 from fedslice.training.rounds import play_round
-from toys import SIZES, assert_close, assert_same, double, mlp, pair, recommender, run
+from toys import SIZES, assert_close, assert_same, double, mlp, pair, recommender, run, training
 
 CODECS: dict[str, Codec] = {
     "dense": Dense(),
@@ -80,7 +80,7 @@ def test_a_message_is_as_long_as_counted_and_arrives_as_decoded(codec: str, plac
 
 
 def test_an_upload_that_drifts_is_packed_with_its_drift() -> None:
-    recipe = Recipe(select=Everyone(), local=Scaffold())
+    recipe = Recipe(select=Everyone(), local=training(Scaffold))
     with double():
         plain, packed = (
             Experiment(recommender(), recipe, rounds=3, engine="vectorized", wire=wire) for wire in (False, True)
@@ -397,7 +397,7 @@ def test_a_client_refuses_steps_that_do_not_lead_from_its_copy() -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"codec": STC(), "server": Adam()}, "codec=stc .* server=adam .*use combine=mean"),
+        ({"codec": STC(), "server": ServerAdam()}, "codec=stc .* server=adam .*use combine=mean"),
         ({"codec": STC(), "slices": FeatureRows(), "combine": HeatCorrected()}, "codec=stc .* combine=heat"),
         ({"codec": FetchSGD(), "combine": Coverage()}, "combine=coverage .* codec=fetchsgd"),
         ({"codec": FetchSGD(), "slices": Shared()}, "codec=fetchsgd .* slices=shared"),

@@ -23,10 +23,11 @@ from fedslice import recipe as recipe_module
 from fedslice.combinations import Pair, clashes, completed, pairs
 from fedslice.core import capabilities
 from fedslice.core.capabilities import Rule
+from fedslice.core.component import Component
 from fedslice.core.errors import UserError
 from fedslice.core.part import Part
 from fedslice.data.federation import Federation
-from fedslice.recipe import PARTS, Recipe
+from fedslice.recipe import PARTS, Recipe, default
 from fedslice.task import Task
 from fedslice.training.devices import Devices
 from fedslice.training.experiment import Experiment
@@ -156,7 +157,7 @@ def test_no_recipe_has_two_parts_that_are_refused(places: tuple[str, str]) -> No
 @pytest.mark.parametrize("places", PLACES, ids="-".join)
 def test_a_recipe_with_two_parts_that_refuse_each_other_says_so_by_a_rule(places: tuple[str, str]) -> None:
     for cell in cells(places):
-        parts = {place: PARTS[place][name]() for place, name in cell.chosen.items()}
+        parts = {place: default(place, name) for place, name in cell.chosen.items()}
         told = [rule.told(cell.chosen) for _, rule in capabilities.broken(parts)]
         if not told:
             capabilities.check(parts)
@@ -165,7 +166,7 @@ def test_a_recipe_with_two_parts_that_refuse_each_other_says_so_by_a_rule(places
         with pytest.raises(UserError) as refusal:
             capabilities.check(parts)
         assert str(refusal.value) == told[0]
-        every = {place: PARTS[place][cell.chosen.get(place, next(iter(PARTS[place])))]() for place in PARTS}
+        every = {place: default(place, cell.chosen.get(place, next(iter(PARTS[place])))) for place in PARTS}
         labels = {place: part.label for place, part in every.items()}
         with pytest.raises(UserError) as refusal:
             Recipe(**every)  # type: ignore[arg-type]
@@ -338,7 +339,7 @@ def variants() -> Iterator[tuple[str, Part]]:
     """Parts with their defaults, and with each of their other switches and choices."""
     for place, by_name in PARTS.items():
         for kind in by_name.values():
-            yield place, kind()
+            yield place, default(place, kind.label)
             for field in fields(kind):  # type: ignore[arg-type]
                 for value in (True, False, 0.5, "1,0.5", "none"):
                     try:
@@ -404,5 +405,5 @@ def test_a_part_is_a_frozen_dataclass(kind: type[Part]) -> None:
 
 def test_settings_of_parts_are_values_that_cannot_change() -> None:
     for _, part in variants():
-        for value in part.settings().values():
-            assert isinstance(value, bool | int | float | str | None), (part.label, value)
+        for value in part.values().values():
+            assert isinstance(value, bool | int | float | str | Component | tuple | None), (part.label, value)

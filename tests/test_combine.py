@@ -199,7 +199,7 @@ def sent_by(place: Experiment, clients: Sequence[int], updates: list[Values]) ->
 
 def step_of(place: Experiment, clients: Sequence[int], updates: list[Values]) -> Values:
     combine, state = place.recipe.combine, place.server.states["combine"]
-    total = combine.begin()
+    total = combine.begin(place.server.states["combine"])
     total.add(sent_by(place, clients, updates), combine.weigh(state, torch.tensor(clients)))
     return spread(combine.correct(state, total.mean(), total), place.task.shapes)
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from command import fedslice
 from fedslice.compare import Target, table
 from fedslice.config import assignments, request, resolve
 from fedslice.core.errors import RunWarning
-from fedslice.local import SGD
+from fedslice.local import Exponential
 from fedslice.reproduce.exhibits import Cell
 from fedslice.reproduce.measured import Measured
 from fedslice.reproduce.workers import Outcome
@@ -50,7 +51,9 @@ def test_a_run_without_rejected_updates_is_silent() -> None:
 
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients take no step from now on."""
-    monkeypatch.setattr(SGD, "rate", lambda self, t: 0.0)
+    monkeypatch.setattr(
+        Exponential, "factors", lambda self, t, steps, rounds: torch.zeros(len(steps), int(steps.max()))
+    )
 
 
 def test_a_run_that_recovers_has_not_diverged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,18 +20,31 @@ from fedslice.combine import HeatCorrected, Mean
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
 from fedslice.data.federation import Federation
-from fedslice.local import FDRL
-from fedslice.local.sgd import Forward
+from fedslice.local import FDRL, SGD, InverseTime, Local, Sampler
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.select import Uniform
 from fedslice.select.base import Cohort, Select
 from fedslice.slices import Shared
-from fedslice.task import Loss, Task
+from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from fedslice.training.work import Batch, Work
-from toys import SIZES, Pair, assert_close, assert_same, chosen, classifier, double, kept, mlp, pair, readers, run
+from fedslice.training.work import Work
+from toys import (
+    SIZES,
+    Pair,
+    assert_close,
+    assert_same,
+    chosen,
+    classifier,
+    double,
+    kept,
+    mlp,
+    pair,
+    readers,
+    run,
+    training,
+)
 
 CLIENTS = len(SIZES)
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
@@ -77,7 +90,7 @@ def test_it_is_the_published_method(distance: Any, engine: str) -> None:
             module.load_state_dict(model | own[client])
             assert isinstance(module, Pair)
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-            batches = method.local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
+            batches = method.local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if bool(real.any()):
                     features, label = samples.batch(index[real] + samples.offsets[client])
@@ -95,7 +108,7 @@ def test_it_is_the_published_method(distance: Any, engine: str) -> None:
 
 
 def test_defaults_are_those_of_the_published_code() -> None:
-    local, combine = get("fdrl").local, get("fdrl").combine
+    (local,), combine = get("fdrl").local.terms, get("fdrl").combine
     assert isinstance(local, FDRL)
     assert (local.alpha, local.beta, local.distance) == (1, 1, "published")
     assert isinstance(combine, Mean)
@@ -132,17 +145,13 @@ def test_if_all_take_part_a_cohort_is_everyone() -> None:
 class Just(Select):
     """These clients, in every round."""
 
-    label: ClassVar[str] = "just"
+    label = "just"
 
-    def __init__(self, clients: tuple[int, ...]) -> None:
-        self._clients = torch.tensor(clients)
+    clients: tuple[int, ...] = ()
 
     def choose(self, state: Any, t: int) -> Cohort:
-        return Cohort(self._clients, torch.zeros_like(self._clients))
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        return []
+        chosen = torch.tensor(self.clients)
+        return Cohort(chosen, torch.zeros_like(chosen))
 
 
 def test_the_shared_encoder_is_unbiased_over_all_cohorts() -> None:
@@ -243,7 +252,7 @@ def two(shared: int, private: int) -> Task:
 def test_models_that_do_not_fit_are_refused(task_of: Callable[[], Task], options: dict[str, Any], says: str) -> None:
     task = task_of()
     with pytest.raises(UserError, match=says):
-        run(task, Recipe(local=FDRL(**SMALL | options), select=Uniform(cohort=2)))
+        run(task, Recipe(local=training(FDRL, **SMALL | options), select=Uniform(cohort=2)))
 
 
 def test_encoders_of_two_kinds_train_without_distances() -> None:
@@ -292,27 +301,15 @@ def test_padding_has_no_distance() -> None:
 ALPHA, BETA, INPUTS = 0.2, 0.3, 2
 
 
-class Scheduled(FDRL):
-    """η_k = 2/(μ·(γ + k)) in every step, k from 1, and a note of the largest gradient of a client."""
+class Largest(FDRL):
+    """Notes the largest squared norm of a client's gradient, G²."""
 
-    def plan(self, mu: float, gamma: float) -> "Scheduled":
-        self._mu, self._gamma, self._tau, self.largest = mu, gamma, self.iterations or 1, 0.0
-        return self
+    label = "largest"
+    squares: ClassVar[list[float]] = []
 
-    def _eta(self, k: int) -> float:
-        return 2 / (self._mu * (self._gamma + k))
-
-    def rate(self, t: int) -> float:
-        return self._eta(t * self._tau + 1)
-
-    def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
-        self._ratio = self._eta(work.round * self._tau + s + 1) / self.rate(work.round)
-        return super().objective(forward, loss, parameters, batch, work, s) * self._ratio
-
-    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
-        squares = sum(g.flatten(1).square().sum(1) for g in gradient.values()) / self._ratio**2
-        self.largest = max(self.largest, float(squares.max()))
-        return super().direction(gradient, parameters, work)
+    def correct(self, gradient: Values, parameters: Values, work: Work) -> Values:
+        self.squares.append(float(sum(g.flatten(1).square().sum(1) for g in gradient.values()).max()))  # type: ignore[union-attr]
+        return gradient
 
 
 class Instance:
@@ -370,7 +367,11 @@ def course(instance: Instance, steps: int, rounds: int, cohort: int, seed: int) 
     mu, smooth = float(values.min()), float(values.max())
     kappa, m = smooth / mu, instance.clients
     gamma = max(8 * kappa, steps)
-    local = Scheduled(iterations=steps, batch_size=None, alpha=ALPHA, beta=BETA, distance="convex").plan(mu, gamma)
+    term = Largest(alpha=ALPHA, beta=BETA, distance="convex")
+    schedule = InverseTime(gamma=gamma)  # η_k = 2/(μ·(γ + k)), k from 1
+    optimizer = SGD(lr=2 / (mu * (gamma + 1)))
+    local = Local(term, optimizer, schedule, Sampler(iterations=steps, batch_size=None))
+    Largest.squares.clear()
     method = Recipe(Uniform(cohort=cohort), Shared(), local, combine=Mean(weights="uniform"))
     experiment = Experiment(instance.task, method, rounds=rounds, eval_every=1, seed=seed)
     first = instance.task.initial(seed)["private.weight"].numpy()
@@ -383,8 +384,7 @@ def course(instance: Instance, steps: int, rounds: int, cohort: int, seed: int) 
         errors.append(instance.value(now, own) - least)
         if row["round"] == 0:
             distance = float(((now - shared) ** 2).sum() + ((own - private) ** 2).sum(1).mean())
-    assert isinstance(experiment.recipe.local, Scheduled)
-    largest = experiment.recipe.local.largest  # G²
+    largest = max(Largest.squares)
     spread = 6 * smooth * instance.gamma() + 8 * (steps - 1) ** 2 * largest  # B
     spread += 4 * (m - cohort) / (cohort * (m - 1)) * steps**2 * largest  # C
     k = 1 + steps * np.arange(rounds + 1)

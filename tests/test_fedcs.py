@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedslice.core.errors import UserError
-from fedslice.local import SGD
 from fedslice.recipe import Recipe
 from fedslice.select.budget import affordable
 from fedslice.select.fedcs import FedCS, greedy
@@ -19,7 +18,7 @@ from fedslice.slices import FeatureRows
 from fedslice.training.devices import Devices
 from fedslice.training.enrolled import Enrolled
 from fedslice.training.experiment import Experiment
-from toys import SIZES, assert_same, mlp, recommender
+from toys import SIZES, assert_same, mlp, recommender, training
 
 
 def population(
@@ -228,7 +227,7 @@ def test_two_limits_are_refused() -> None:
 @pytest.mark.parametrize("limit", [{"budget": 0.5}, {"deadline": 2.0}])
 def test_a_run_waits_for_the_chosen_and_resumes(limit: dict[str, float]) -> None:
     task, devices = mlp(), Devices.drawn(len(SIZES), 0)
-    recipe = Recipe(select=FedCS(**limit), local=SGD(epochs=2, batch_size=3))
+    recipe = Recipe(select=FedCS(**limit), local=training(epochs=2, batch_size=3))
     whole = Experiment(task, recipe, rounds=3, devices=devices)
     row = whole.run()[-1]
     who = whole.recipe.select.choose(whole.server.states["select"], 2).clients

@@ -15,14 +15,14 @@ from fedslice.combine import HeatCorrected, Mean
 from fedslice.core.slice import Values
 from fedslice.core.update import RowDelta
 from fedslice.data.federation import Federation
-from fedslice.local import FedDC, FedDyn
+from fedslice.local import FedDyn, Local, Scaffold, Term
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform
 from fedslice.server.drift import Drift
 from fedslice.slices import FeatureRows
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from toys import assert_close, chosen, double, index_set, recommender, run, squared
+from toys import assert_close, chosen, double, index_set, memory_of, recommender, run, squared, state_of, training
 
 X, Y = (1.0, 2.0, 0.5), (3.0, -1.0, 2.0)  # client k's one sample: F_k(θ) = (θ·x − y)²
 ALPHA, RATE = 0.5, 0.1
@@ -56,7 +56,7 @@ def gradient(k: int, theta: float) -> float:
     return 2 * X[k] * (theta * X[k] - Y[k])
 
 
-def recipe(local: FedDyn, **parts: Any) -> Recipe:
+def recipe(local: Local, **parts: Any) -> Recipe:
     given: dict[str, Any] = {"combine": Mean(weights="uniform"), "server": Drift(), "select": Everyone()}
     return Recipe(local=local, **(given | parts))
 
@@ -64,7 +64,7 @@ def recipe(local: FedDyn, **parts: Any) -> Recipe:
 def memory(done: Experiment, kind: str, client: int) -> Values:
     """What a client remembers, as a whole model."""
     out, who = {}, torch.tensor([client])
-    place = done.population.parts["local"]
+    place = memory_of(done, "scaffold" if kind == "variate" else "feddyn")
     for name, shape in done.task.shapes.items():
         rows, dense = place.get_rows(f"{kind}/{name}", who), place.get(f"{kind}/{name}", who)
         out[name] = torch.zeros(shape)
@@ -84,7 +84,9 @@ def mean_drift(done: Experiment) -> Values:
 @pytest.mark.parametrize("cohort", [2, 3])
 def test_feddyn_by_hand(cohort: int) -> None:
     """h_k ← h_k − α(θ_k − w), h ← h − (α/N)·Σ(θ_k − w), w = mean θ_k − h/α, on one parameter with one exact step."""
-    method = recipe(FedDyn(alpha=ALPHA, lr=RATE, iterations=1, batch_size=None), select=Uniform(cohort=cohort))
+    method = recipe(
+        training(FedDyn, alpha=ALPHA, lr=RATE, iterations=1, batch_size=None), select=Uniform(cohort=cohort)
+    )
     w, h, own = 0.25, 0.0, [0.0] * 3
     for t in range(4):
         invited = chosen(method, t, 3).clients.tolist()
@@ -100,16 +102,16 @@ def test_feddyn_by_hand(cohort: int) -> None:
         assert -ALPHA * float(memory(done, "drift", k)["slope.weight"]) == pytest.approx(own[k], rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", [FedDyn, FedDC])
-def test_where_it_rests_every_client_knows_its_gradient(kind: type[FedDyn]) -> None:
+@pytest.mark.parametrize("terms", [(FedDyn,), (FedDyn, Scaffold)], ids=["feddyn", "feddc"])
+def test_where_it_rests_every_client_knows_its_gradient(terms: tuple[type[Term], ...]) -> None:
     """T72: w* minimises ΣF_k, though clients take many steps of their own; FedDyn's h_k = ∇F_k(w*), so Σ h_k = 0."""
-    local = kind(alpha=2, lr=0.1, iterations=8, batch_size=None)
+    local = training(*terms, alpha=2, lr=0.1, iterations=8, batch_size=None)
     done = run(line(), recipe(local), rounds=50, eval_every=50)
     best = sum(x * y for x, y in zip(X, Y, strict=True)) / sum(x * x for x in X)
     assert float(done.model["slope.weight"]) == pytest.approx(best, abs=1e-9)
     drifts = [float(memory(done, "drift", k)["slope.weight"]) for k in range(3)]
     assert sum(drifts) == pytest.approx(0, abs=1e-9)
-    if kind is FedDyn:
+    if terms == (FedDyn,):
         assert [-2 * d for d in drifts] == pytest.approx([gradient(k, best) for k in range(3)], abs=1e-8)
 
 
@@ -129,9 +131,11 @@ def test_feddc_by_hand() -> None:
             own[k] = plus
         g += change
         w = sum(ends) / 3 + sum(drift) / 3
-    done = run(line(), recipe(FedDC(alpha=ALPHA, lr=RATE, iterations=2, batch_size=None)), rounds=2)
+    done = run(
+        line(), recipe(training(FedDyn, Scaffold, alpha=ALPHA, lr=RATE, iterations=2, batch_size=None)), rounds=2
+    )
     assert float(done.model["slope.weight"]) == pytest.approx(w, rel=1e-12)
-    state = done.server.states["local"]
+    state = state_of(done, "scaffold")
     assert float(state.sum["slope.weight"]) / state.weight == pytest.approx(g, rel=1e-12)
     for k in range(3):
         assert float(memory(done, "drift", k)["slope.weight"]) == pytest.approx(drift[k], rel=1e-12)
@@ -141,7 +145,7 @@ def test_feddc_by_hand() -> None:
 def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, list[Values]]:
     """Both methods, one client after the other, with whole models as memories: w, and all drifts."""
     local, samples, clients = recipe.local, task.federation.train, len(task.federation)
-    assert isinstance(local, FedDyn)
+    alpha = local.settings()["alpha"]
     model = task.initial(0)
     mean, g = ({n: torch.zeros_like(v) for n, v in model.items()} for _ in range(2))
     drift, own = ([{n: torch.zeros_like(v) for n, v in model.items()} for _ in range(clients)] for _ in range(2))
@@ -154,7 +158,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
         step, change = ({n: torch.zeros_like(v) for n, v in model.items()} for _ in range(2))
         for client in cohort:
             mine, x, who = masks[client], {n: v.clone() for n, v in model.items()}, torch.tensor([client])
-            batches = local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
+            batches = local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
             steps = 0
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if not bool(real.any()):
@@ -165,14 +169,14 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
                 loss = task.loss(task.forward(now, features), label).mean()
                 for n, value in now.items():
                     pulled = value - (model[n] - drift[client][n])
-                    loss = loss + local.alpha / 2 * (mine[n] * pulled**2).sum()
-                    if isinstance(local, FedDC):
+                    loss = loss + alpha / 2 * (mine[n] * pulled**2).sum()
+                    if len(local.terms) == 2:
                         loss = loss + (mine[n] * value * (g[n] - own[client][n])).sum()
                 slopes = torch.autograd.grad(loss, list(now.values()))
-                x = {n: v - local.lr * slope for (n, v), slope in zip(x.items(), slopes, strict=True)}
+                x = {n: v - local.optimizer.lr * slope for (n, v), slope in zip(x.items(), slopes, strict=True)}
             for n in model:
                 moved = x[n] - model[n]
-                plus = mine[n] * (own[client][n] - g[n] - moved / (local.lr * steps))
+                plus = mine[n] * (own[client][n] - g[n] - moved / (local.optimizer.lr * steps))
                 change[n] += (plus - own[client][n]) / clients
                 own[client][n] = plus
                 drift[client][n] += moved
@@ -201,11 +205,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [FedDyn, FedDC])
+@pytest.mark.parametrize("terms", [(FedDyn,), (FedDyn, Scaffold)], ids=["feddyn", "feddc"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_tables_give_the_trajectory_of_whole_models(variant: str, kind: type[FedDyn]) -> None:
+def test_tables_give_the_trajectory_of_whole_models(variant: str, terms: tuple[type[Term], ...]) -> None:
     """FedDyn trains the rows that batches named, now or before, and no others; nothing is lost by that."""
-    local = kind(alpha=0.7, lr=0.05, batch_size=4, epochs=1)
+    local = training(*terms, alpha=0.7, lr=0.05, batch_size=4, epochs=1)
     task, method = recommender(), recipe(local, select=Uniform(cohort=4), **VARIANTS[variant])
     model, mean, drift = published(task, method, 4)
     done = run(task, method, rounds=4, chunk=3)
@@ -215,11 +219,11 @@ def test_tables_give_the_trajectory_of_whole_models(variant: str, kind: type[Fed
         assert_close(memory(done, "drift", client), drift[client], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", [FedDyn, FedDC])
-def test_the_servers_drift_is_the_mean_of_the_clients(kind: type[FedDyn]) -> None:
+@pytest.mark.parametrize("terms", [(FedDyn,), (FedDyn, Scaffold)], ids=["feddyn", "feddc"])
+def test_the_servers_drift_is_the_mean_of_the_clients(terms: tuple[type[Term], ...]) -> None:
     """N·h = Σ h_k in every round, whoever takes part."""
     task = recommender()
-    done = run(task, recipe(kind(lr=0.05, iterations=2), select=Uniform(cohort=2)), rounds=5)
+    done = run(task, recipe(training(*terms, lr=0.05, iterations=2), select=Uniform(cohort=2)), rounds=5)
     clients = len(task.federation)
     for name in task.shapes:
         total = sum((memory(done, "drift", client)[name] for client in range(clients)), torch.zeros(()))
@@ -227,22 +231,22 @@ def test_the_servers_drift_is_the_mean_of_the_clients(kind: type[FedDyn]) -> Non
 
 
 def test_feddyn_remembers_the_rows_that_batches_named_and_no_more() -> None:
-    task, method = recommender(), recipe(FedDyn(iterations=1, batch_size=1, lr=0.05))
+    task, method = recommender(), recipe(training(FedDyn, iterations=1, batch_size=1, lr=0.05))
     done, samples = run(task, method, rounds=2), task.federation.train
     for client in range(len(task.federation)):
         who, expected = torch.tensor([client]), {0}
         for t in range(2):
-            index = method.local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
+            index = method.local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
             features, _ = samples.batch(index + samples.offsets[client])
             expected |= {*features["item"].flatten().tolist(), *features["history"].flatten().tolist()}
-        rows = done.population.parts["local"].get_rows("drift/item.weight", who)
+        rows = memory_of(done).get_rows("drift/item.weight", who)
         assert rows is not None
         assert set(rows[0].ids[0].tolist()) == expected
 
 
 def test_a_codec_that_needs_every_value_changes_nothing() -> None:
     """In its plain rounds the subspace's codec only makes clients train all they hold."""
-    task, local = recommender(), FedDyn(lr=0.05, iterations=2)
+    task, local = recommender(), training(FedDyn, lr=0.05, iterations=2)
     short = run(task, recipe(local, slices=FeatureRows()), rounds=3)
     full = run(task, recipe(local, slices=FeatureRows(), codec=StreamingSubspace(warmup=3)), rounds=3)
     assert_close(short.model, full.model, rtol=1e-10, atol=1e-12)

@@ -1,6 +1,7 @@
 """What holds for every local method that FLSS compares: engines, chunks, resuming, broken clients, bytes (T70)."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.core.errors import UserError
-from fedslice.local import SGD, FedDC, FedDyn, FedGen, FedNTD, FedRep, Moon
+from fedslice.local import SGD, FedDyn, FedGen, FedNTD, FedRep, Local, Moon, Scaffold
 from fedslice.recipe import Recipe
 from fedslice.runs import checkpoint
 from fedslice.select import Everyone, Uniform
@@ -19,7 +20,19 @@ from fedslice.server.drift import Drift
 from fedslice.slices import ChannelDropout, FeatureRows, Shared, Width
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from toys import SIZES, assert_close, assert_same, chosen, classifier, double, mlp, pair, recommender, run
+from toys import (
+    SIZES,
+    assert_close,
+    assert_same,
+    chosen,
+    classifier,
+    double,
+    mlp,
+    pair,
+    recommender,
+    run,
+    training,
+)
 
 SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 TINY = {"width": 6, "generated": 4, "server_steps": 3}
@@ -31,18 +44,18 @@ def _float64() -> Iterator[None]:
         yield
 
 
-def recipe(local: SGD, **parts: Any) -> Recipe:
+def recipe(local: Local, **parts: Any) -> Recipe:
     server = Drift() if "accumulates" in local.provides else ServerSGD()
     given: dict[str, Any] = {"select": Uniform(cohort=4), "combine": Mean(weights="uniform"), "server": server}
     return Recipe(local=local, **(given | parts))
 
 
 METHODS: dict[str, Callable[..., SGD]] = {
-    "moon": lambda **o: Moon(**{"mu": 1.0, "tau": 0.5} | SMALL | o),
-    "fedntd": lambda **o: FedNTD(**{"beta": 1.0, "tau": 2.0} | SMALL | o),
-    "feddyn": lambda **o: FedDyn(**SMALL | o),
-    "feddc": lambda **o: FedDC(**SMALL | o),
-    "fedgen": lambda **o: FedGen(**TINY | SMALL | o),
+    "moon": lambda **o: training(Moon, **{"mu": 1.0, "tau": 0.5} | SMALL | o),
+    "fedntd": lambda **o: training(FedNTD, **{"beta": 1.0, "tau": 2.0} | SMALL | o),
+    "feddyn": lambda **o: training(FedDyn, **SMALL | o),
+    "feddc": lambda **o: training(FedDyn, Scaffold, **SMALL | o),
+    "fedgen": lambda **o: training(FedGen, **TINY | SMALL | o),
 }
 ON_TABLES = ("moon", "feddyn", "feddc")
 CASES = [(name, mlp, {}) for name in METHODS]
@@ -88,8 +101,9 @@ def test_a_state_of_another_kind_is_refused(name: str) -> None:
 
 def memories(experiment: Experiment, client: int) -> dict[str, Tensor]:
     """All that a client remembers."""
-    out, who, place = {}, torch.tensor([client]), experiment.population.parts["local"]
-    for key in (f"{kind}/{name}" for name in experiment.task.shapes for kind in ("last", "drift", "variate")):
+    out, who, places = {}, torch.tensor([client]), experiment.population.parts["local"].terms.values()
+    keys = [f"{kind}/{name}" for name in experiment.task.shapes for kind in ("last", "drift", "variate")]
+    for place, key in product(places, keys):
         dense, rows = place.get(key, who), place.get_rows(key, who)
         if dense is not None:
             out[key] = dense[0]
@@ -143,7 +157,7 @@ def test_bytes(name: str) -> None:
     of each label a client has when it enrols; MOON the initial model, once for each client that takes part.
     """
     task, method = mlp(), recipe(METHODS[name]())
-    plain, done = run(task, recipe(SGD(**SMALL)), rounds=2), run(task, method, rounds=2)
+    plain, done = run(task, recipe(training(**SMALL)), rounds=2), run(task, method, rounds=2)
     cohorts = [set(chosen(method, t).clients.tolist()) for t in range(2)]
     sent, newcomers = 2 * 4, len(set.union(*cohorts))  # messages, and those that are a client's first
     assert newcomers > 4
@@ -163,25 +177,25 @@ def test_bytes(name: str) -> None:
 @pytest.mark.parametrize(
     ("local", "task_of"),
     [
-        (lambda: Moon(mu=0, **SMALL), mlp),
-        (lambda: Moon(mu=0, **SMALL), recommender),
-        (lambda: FedNTD(beta=0, **SMALL), mlp),
-        (lambda: FedGen(weight=0, **TINY, **SMALL), mlp),
-        (lambda: FedGen(weight=0, **TINY | {"server_steps": 0}, **SMALL), mlp),
+        (lambda: training(Moon, mu=0, **SMALL), mlp),
+        (lambda: training(Moon, mu=0, **SMALL), recommender),
+        (lambda: training(FedNTD, beta=0, **SMALL), mlp),
+        (lambda: training(FedGen, weight=0, **TINY, **SMALL), mlp),
+        (lambda: training(FedGen, weight=0, **TINY | {"server_steps": 0}, **SMALL), mlp),
     ],
 )
 def test_without_its_term_a_method_is_fedavg(local: Callable[[], SGD], task_of: Callable[[], Task]) -> None:
     """T70."""
     task = task_of()
     assert_close(
-        run(task, recipe(local()), rounds=3).model, run(task, recipe(SGD(**SMALL)), rounds=3).model, 1e-12, 1e-14
+        run(task, recipe(local()), rounds=3).model, run(task, recipe(training(**SMALL)), rounds=3).model, 1e-12, 1e-14
     )
 
 
 @every_method
 def test_with_its_term_it_is_not(name: str) -> None:
     task = mlp()
-    one, other = run(task, recipe(METHODS[name]()), rounds=3), run(task, recipe(SGD(**SMALL)), rounds=3)
+    one, other = run(task, recipe(METHODS[name]()), rounds=3), run(task, recipe(training(**SMALL)), rounds=3)
     assert all(float((one.model[n] - other.model[n]).abs().max()) > 1e-5 for n in ("second.weight", "second.bias"))
 
 
@@ -243,17 +257,29 @@ class Silent(nn.Module):
 @pytest.mark.parametrize(
     ("local", "task_of", "says"),
     [
-        (Moon(), lambda: classifier(Headless()), "no Linear layer of its own that is trained, and local=moon needs"),
-        (Moon(), lambda: classifier(Silent()), "never calls its last Linear layer 'last'"),
-        (FedGen(), lambda: classifier(Headless()), "no Linear layer .*, and local=fedgen needs"),
-        (FedRep(), lambda: classifier(Headless()), "no Linear layer .*, and local=fedrep needs"),
-        (FedGen(), recommender, "^local=fedgen needs labels that are class numbers, .* has float64 numbers as labels"),
-        (FedNTD(), recommender, "^local=fedntd needs labels that are class numbers, .* has float64 numbers as labels"),
-        (FedNTD(), lambda: two_classes(2), "at least 3 classes"),
-        (FedGen(), lambda: two_classes(1), "has 1 outputs"),
+        (
+            training(Moon),
+            lambda: classifier(Headless()),
+            "no Linear layer of its own that is trained, and local=moon needs",
+        ),
+        (training(Moon), lambda: classifier(Silent()), "never calls its last Linear layer 'last'"),
+        (training(FedGen), lambda: classifier(Headless()), "no Linear layer .*, and local=fedgen needs"),
+        (training(FedRep), lambda: classifier(Headless()), "no Linear layer .*, and local=fedrep needs"),
+        (
+            training(FedGen),
+            recommender,
+            "^local=fedgen needs labels that are class numbers, .* has float64 numbers as labels",
+        ),
+        (
+            training(FedNTD),
+            recommender,
+            "^local=fedntd needs labels that are class numbers, .* has float64 numbers as labels",
+        ),
+        (training(FedNTD), lambda: two_classes(2), "at least 3 classes"),
+        (training(FedGen), lambda: two_classes(1), "has 1 outputs"),
     ],
 )
-def test_tasks_that_do_not_fit_are_refused(local: SGD, task_of: Callable[[], Task], says: str) -> None:
+def test_tasks_that_do_not_fit_are_refused(local: Local, task_of: Callable[[], Task], says: str) -> None:
     task = task_of()
     with pytest.raises(UserError, match=says):
         run(task, recipe(local))
@@ -297,7 +323,12 @@ def test_a_frozen_network_draws_no_dropout() -> None:
     task = classifier(Net())
     seen: list[bool] = []
     module[1].register_forward_hook(lambda layer, *_: seen.append(layer.training))
-    run(task, recipe(Moon(**SMALL | {"iterations": 2}), select=Uniform(cohort=1)), engine="sequential", chunk=1)
+    run(
+        task,
+        recipe(training(Moon, **SMALL | {"iterations": 2}), select=Uniform(cohort=1)),
+        engine="sequential",
+        chunk=1,
+    )
     trained = [seen[i : i + 3] for i in range(1, len(seen)) if seen[i]]
     assert trained
     assert all(pattern == [True, False, False] for pattern in trained)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedslice.combine import Mean
-from fedslice.local import SGD, FedNTD, Moon
+from fedslice.local import FedNTD, Local, Moon
 from fedslice.recipe import Recipe
 from fedslice.select import Uniform
 from fedslice.task import Task
-from toys import MLP, assert_close, chosen, double, mlp, run
+from toys import MLP, assert_close, chosen, double, memory_of, mlp, run, training
 
 ROUNDS = 3
 Term = Callable[[nn.Module, nn.Module, nn.Module, dict[str, Tensor], Tensor], Tensor]
@@ -72,8 +72,8 @@ def plain(task: Task, recipe: Recipe, term: Term) -> dict[str, Tensor]:
         ends = []
         for client in chosen(recipe, t, len(task.federation)).clients.tolist():
             module, who = copy.deepcopy(received), torch.tensor([client])
-            optimizer = torch.optim.SGD(module.parameters(), lr=local.lr)
-            batches = local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
+            optimizer = torch.optim.SGD(module.parameters(), lr=local.optimizer.lr)
+            batches = local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if bool(real.any()):
                     given, label = samples.batch(index[real] + samples.offsets[client])
@@ -88,9 +88,9 @@ def plain(task: Task, recipe: Recipe, term: Term) -> dict[str, Tensor]:
 
 
 SETTINGS = {"epochs": 2, "batch_size": 4, "lr": 0.1}
-METHODS: dict[str, tuple[SGD, Term]] = {
-    "moon": (Moon(mu=2, tau=0.5, **SETTINGS), contrast(2, 0.5)),  # type: ignore[arg-type]
-    "fedntd": (FedNTD(beta=1.5, tau=2, **SETTINGS), distillation(1.5, 2)),  # type: ignore[arg-type]
+METHODS: dict[str, tuple[Local, Term]] = {
+    "moon": (training(Moon, mu=2, tau=0.5, **SETTINGS), contrast(2, 0.5)),  # type: ignore[arg-type]
+    "fedntd": (training(FedNTD, beta=1.5, tau=2, **SETTINGS), distillation(1.5, 2)),  # type: ignore[arg-type]
 }
 
 
@@ -105,9 +105,9 @@ def test_it_is_the_published_method(name: str) -> None:
 def test_a_client_remembers_where_it_ended() -> None:
     """With one client the model is where it ended."""
     task = mlp(sizes=(5,))
-    done = run(task, Recipe(local=Moon(iterations=2), select=Uniform(cohort=1)), rounds=2)
+    done = run(task, Recipe(local=training(Moon, iterations=2), select=Uniform(cohort=1)), rounds=2)
     for name, value in done.model.items():
-        memory = done.population.parts["local"].get(f"last/{name}", torch.tensor([0]))
+        memory = memory_of(done).get(f"last/{name}", torch.tensor([0]))
         assert memory is not None
         torch.testing.assert_close(memory[0][0], value, rtol=1e-14, atol=1e-15)
 

@@ -23,7 +23,7 @@ from fedslice.task import Task
 from fedslice.training.events import Listener, Trained
 from fedslice.training.experiment import Experiment
 from test_local_momentum import CLIENTS, HEAVY, SMALL, Moves, cohort, mean, plain, recipe
-from toys import SIZES, assert_close, assert_same, classifier, double, mlp, recommender, run
+from toys import SIZES, assert_close, assert_same, classifier, double, memory_of, mlp, recommender, run, training
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_fedbabu_keeps_the_initial_head_and_tunes_everything() -> None:
             assert torch.equal(value, start[name])
     assert all(torch.equal(done.model[n], start[n]) == (n in HEAD) for n in start)
     tuner = done.recipe.local.tuner()
-    assert type(tuner) is SGD
+    assert tuner.terms == ()
     assert tuner.settings() == {n: v for n, v in done.recipe.local.settings().items() if n in tuner.settings()}
 
 
@@ -153,7 +153,7 @@ def test_a_model_that_is_all_head_stands_still() -> None:
             return self.only(x)
 
     task = classifier(Only())
-    done = run(task, recipe(FedBABU(**SMALL)), rounds=2)
+    done = run(task, recipe(training(FedBABU, **SMALL)), rounds=2)
     assert_same(done.model, task.initial(0))
 
 
@@ -204,9 +204,9 @@ def alone(task: Task, method: Recipe, rounds: int, client: int) -> Values:
 
 
 TWINS: dict[str, Callable[..., SGD]] = {
-    "ditto": lambda **o: Ditto(**{"pull": 0.7} | SMALL | o),
-    "apfl": lambda **o: APFL(**{"alpha": 0.3} | SMALL | o),
-    "adaptive": lambda **o: APFL(**{"alpha": 0.3, "adaptive": True} | SMALL | o),
+    "ditto": lambda **o: training(Ditto, **{"pull": 0.7} | SMALL | o),
+    "apfl": lambda **o: training(APFL, **{"alpha": 0.3} | SMALL | o),
+    "adaptive": lambda **o: training(APFL, **{"alpha": 0.3, "adaptive": True} | SMALL | o),
 }
 every_twin = pytest.mark.parametrize("name", TWINS)
 
@@ -216,14 +216,14 @@ every_twin = pytest.mark.parametrize("name", TWINS)
 def test_the_model_that_travels_is_fedavg_to_the_bit(name: str, options: dict[str, Any]) -> None:
     """A client is sent the initial model besides, once."""
     task = mlp()
-    one, other = (run(task, recipe(kind), rounds=3) for kind in (TWINS[name](**options), SGD(**SMALL | options)))
+    one, other = (run(task, recipe(kind), rounds=3) for kind in (TWINS[name](**options), training(**SMALL | options)))
     assert_same(one.model, other.model)
     first = len(everyone_in(one.recipe, 3)) * 51 * 8
     assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes + first)
 
 
 def test_ditto_without_a_pull_is_local_training() -> None:
-    task, method = mlp(), recipe(Ditto(pull=0, **SMALL | HEAVY))
+    task, method = mlp(), recipe(training(Ditto, pull=0, **SMALL | HEAVY))
     done = run(task, method, rounds=4)
     for client in range(CLIENTS):
         assert_close(model_of(done, client), alone(task, method, 4, client), rtol=1e-10, atol=1e-13)
@@ -231,7 +231,7 @@ def test_ditto_without_a_pull_is_local_training() -> None:
 
 def test_ditto_follows_its_algorithm() -> None:
     """Li et al. 2021, algorithm 1: λ/2·‖v − X‖² in a plain loss, X the model that came down."""
-    task, method = mlp(), recipe(Ditto(pull=0.7, **SMALL))
+    task, method = mlp(), recipe(training(Ditto, pull=0.7, **SMALL))
     done = run(task, method, rounds=3, chunk=3)
     model, own = task.initial(0), [task.initial(0) for _ in SIZES]
     for t in range(3):
@@ -250,7 +250,7 @@ def test_ditto_follows_its_algorithm() -> None:
 def test_apfl_at_its_ends() -> None:
     """α = 0 is FedAvg, α = 1 is local training, for everyone who took part."""
     task = mlp()
-    none, whole = (recipe(APFL(alpha=alpha, **SMALL)) for alpha in (0, 1))
+    none, whole = (recipe(training(APFL, alpha=alpha, **SMALL)) for alpha in (0, 1))
     done = run(task, none, rounds=3)
     for client in range(CLIENTS):
         assert_same(model_of(done, client), done.model)
@@ -262,9 +262,9 @@ def test_apfl_at_its_ends() -> None:
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl_follows_its_algorithm(adaptive: bool) -> None:
     """Deng et al. 2020, algorithm 1 and the step of α, client by client with gradients written out."""
-    task, method = mlp(), recipe(APFL(alpha=0.3, adaptive=adaptive, **SMALL | {"lr": 0.3}))
+    task, method = mlp(), recipe(training(APFL, alpha=0.3, adaptive=adaptive, **SMALL | {"lr": 0.3}))
     done = run(task, method, rounds=3, chunk=3)
-    samples, rate = task.federation.train, method.local.lr
+    samples, rate = task.federation.train, method.local.optimizer.lr
     model, own, shares = task.initial(0), [task.initial(0) for _ in SIZES], [0.3] * CLIENTS
 
     def gradient(at: Values, index: Tensor) -> Values:
@@ -277,7 +277,7 @@ def test_apfl_follows_its_algorithm(adaptive: bool) -> None:
         trained = []
         for c in cohort(method, t):
             w, v, who = dict(model), own[c], torch.tensor([c])
-            batches = method.local.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
+            batches = method.local.sampler.batches(t, who, torch.zeros(1), samples.sizes[who], 1, 0)
             for s, index in enumerate(batches.index[0] + samples.offsets[c]):
                 share = shares[c]
                 mixed = gradient({n: share * v[n] + (1 - share) * w[n] for n in w}, index)
@@ -297,8 +297,10 @@ def test_apfl_follows_its_algorithm(adaptive: bool) -> None:
 
 
 def test_a_share_stays_between_nothing_and_everything() -> None:
-    done = run(mlp(), recipe(APFL(alpha=0.5, adaptive=True, **SMALL | {"lr": 5.0}), select=Everyone()), rounds=4)
-    memory = done.population.parts["local"].get("mixture", torch.arange(CLIENTS))
+    done = run(
+        mlp(), recipe(training(APFL, alpha=0.5, adaptive=True, **SMALL | {"lr": 5.0}), select=Everyone()), rounds=4
+    )
+    memory = memory_of(done).get("mixture", torch.arange(CLIENTS))
     assert memory is not None
     assert float(memory[0].min()) == 0
     assert float(memory[0].max()) <= 1
@@ -355,12 +357,12 @@ def test_of_a_table_a_client_keeps_its_own_rows_and_no_others(name: str) -> None
     done = run(task, recipe(TWINS[name](), slices=FeatureRows()), rounds=3)
     seen, parts = torch.tensor(everyone_in(done.recipe, 3)), done.population.parts
     for table in ("item.weight", "tag.weight"):
-        memory = parts["local"].get_rows(f"own/{table}", seen)
+        memory = memory_of(done).get_rows(f"own/{table}", seen)
         held = done.recipe.slices.hold(parts["slices"], 0, seen).axes[table][0]
         assert memory is not None
         assert held is not None
         assert torch.equal(memory[0].ids * memory[0].mask, held.ids * held.mask)
-        assert parts["local"].get(f"own/{table}", seen) is None
+        assert memory_of(done).get(f"own/{table}", seen) is None
 
 
 def test_a_broken_client_keeps_its_own_model() -> None:
@@ -384,7 +386,7 @@ def test_a_broken_client_keeps_its_own_model() -> None:
         ({"slices": ChannelDropout()}, "slices=channel-dropout clients have layers"),
         ({"slices": Width(widths="1,0.5")}, "slices=width clients have layers"),
         ({"select": Uniform(replacement=True)}, "draw without replacement"),
-        ({"local": Ditto(), "server": Drift()}, "local=ditto has none"),
+        ({"local": training(Ditto), "server": Drift()}, "local=ditto has none"),
     ],
 )
 @every_twin
@@ -394,6 +396,6 @@ def test_impossible_recipes_are_refused(name: str, parts: dict[str, Any], says: 
 
 
 def test_what_is_tuned_is_the_clients_own_model() -> None:
-    for local in (Ditto(), APFL(), FedBABU()):
-        assert type(local.tuner()) is SGD
-    assert isinstance(FedRep().tuner(), FedRep)
+    for local in (training(Ditto), training(APFL), training(FedBABU)):
+        assert local.tuner().terms == ()
+    assert training(FedRep).tuner().terms == (FedRep(),)

@@ -147,7 +147,7 @@ def test_projection_is_idempotent_linear_and_shortens(rank: int, seed: int) -> N
 def within(gradient: Values, basis: View | OnSlice | None = None) -> Values:
     """The direction of a step, with the basis that came down."""
     work = SimpleNamespace(came={} if basis is None else {"basis": basis})
-    return Projected().direction(gradient, {}, cast(Work, work))
+    return Projected().correct(gradient, {}, cast(Work, work))
 
 
 @pytest.mark.parametrize("wire", [False, True])
@@ -183,7 +183,7 @@ def test_a_resumed_run_knows_which_round_is_full(stop: int) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"recipe": "fedavg"}, "codec=dense has none; use codec=subspace, or local=sgd"),
+        ({"recipe": "fedavg"}, "codec=dense has none; use codec=subspace, or local=plain"),
         ({"recipe": "flss", "slices": "feature-rows"}, "slices=feature-rows gives a client only some of them"),
     ],
 )

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from fedslice.core.errors import UserError
 from fedslice.core.part import Round
 from fedslice.core.slice import Values
-from fedslice.local import SGD, Prox
+from fedslice.local import Local, Prox
 from fedslice.recipe import Recipe
 from fedslice.select.budget import Known
 from fedslice.select.oort import Oort, Seen, slowness
 from fedslice.training.devices import Devices
 from fedslice.training.experiment import Experiment
 from test_fedcs import enrol, population
-from toys import SIZES, assert_same, double, mlp, recommender
+from toys import SIZES, assert_same, double, mlp, recommender, training
 
 NAN, INF = float("nan"), float("inf")
 SOME = Devices.drawn(len(SIZES), 0)
@@ -139,9 +139,11 @@ def test_a_loss_whose_square_overflows_does_not_count() -> None:
     assert chosen(part, 1) == [2]
 
 
-@pytest.mark.parametrize("local", [SGD(lr=0.01, epochs=2, batch_size=3), Prox(mu=3.0, lr=0.01, epochs=2, batch_size=3)])
+@pytest.mark.parametrize(
+    "local", [training(lr=0.01, epochs=2, batch_size=3), training(Prox, mu=3.0, lr=0.01, epochs=2, batch_size=3)]
+)
 @pytest.mark.parametrize("engine", ["vectorized", "sequential"])
-def test_a_clients_utility_is_its_samples_times_the_root_mean_square_of_their_losses(local: SGD, engine: str) -> None:
+def test_a_clients_utility_is_its_samples_times_the_root_mean_square_of_their_losses(local: Local, engine: str) -> None:
     """|B_i|·√(1/|B_i|·Σ loss²) by hand: every sample of two passes, with the loss before the step it is part of."""
     with double():
         task = recommender()
@@ -151,7 +153,7 @@ def test_a_clients_utility_is_its_samples_times_the_root_mean_square_of_their_lo
         expected = []
         for client, size in enumerate(train.sizes.tolist()):
             x, start, squares = task.initial(0), task.initial(0), []
-            one = local.batches(0, torch.tensor([client]), torch.zeros(1), train.sizes[[client]], 1, 0)
+            one = local.sampler.batches(0, torch.tensor([client]), torch.zeros(1), train.sizes[[client]], 1, 0)
             for index, real in zip(one.index[0], one.real[0], strict=True):
                 features, label = train.batch(index[real] + train.offsets[client])
                 now = {name: value.clone().requires_grad_() for name, value in x.items()}
@@ -159,9 +161,9 @@ def test_a_clients_utility_is_its_samples_times_the_root_mean_square_of_their_lo
                 if len(each):
                     squares += each.square().tolist()
                     slopes = torch.autograd.grad(each.mean(), list(now.values()))
-                    pull = getattr(local, "mu", 0.0)
+                    pull = local.settings().get("mu", 0.0)
                     x = {
-                        name: value - local.lr * (slope + pull * (value - start[name]))
+                        name: value - local.optimizer.lr * (slope + pull * (value - start[name]))
                         for (name, value), slope in zip(x.items(), slopes, strict=True)
                     }
             assert len(squares) == 2 * size
@@ -459,7 +461,7 @@ def test_impossible_settings_are_refused(name: str, value: Any) -> None:
 @pytest.mark.parametrize("scheme", ["top", "full"])
 def test_a_run_resumes_to_the_same_state(scheme: str, chunk: int | None) -> None:
     task, devices = mlp(), Devices.drawn(len(SIZES), 0)
-    recipe = Recipe(select=Oort(scheme=scheme, budget=0.5, pacer_step=1), local=SGD(epochs=1, batch_size=3))
+    recipe = Recipe(select=Oort(scheme=scheme, budget=0.5, pacer_step=1), local=training(epochs=1, batch_size=3))
     options: dict[str, Any] = {"devices": devices, "chunk": chunk, "seed": 4}
     whole = Experiment(task, recipe, rounds=3, **options)
     row = whole.run()[-1]
@@ -479,7 +481,7 @@ def test_a_run_goes_on_with_a_client_that_has_no_finite_loss(scheme: str) -> Non
     task = recommender()
     train = task.federation.train
     train.label[train.offsets[3] : train.offsets[4]] = 1e30  # its square is infinite in float32
-    recipe = Recipe(select=Oort(scheme=scheme, budget=0.7), local=SGD(lr=0.01, iterations=2))
+    recipe = Recipe(select=Oort(scheme=scheme, budget=0.7), local=training(lr=0.01, iterations=2))
     run = Experiment(task, recipe, rounds=4, devices=Devices.drawn(len(SIZES), 0))
     run.run()
     state = run.server.states["select"].state_dict()

@@ -26,7 +26,7 @@ from fedslice.core.memory import Memory
 from fedslice.core.message import Body
 from fedslice.core.part import CHECKED, ClientRun
 from fedslice.core.slice import Axis, Slice, Values
-from fedslice.local import SGD
+from fedslice.local import Term
 from fedslice.measure.base import Moment
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import is_measured
@@ -46,7 +46,19 @@ from fedslice.training.row_plan import RowPlan
 from fedslice.training.work import Work
 from layouts import one_sentence
 from test_rounds import Filling
-from toys import assert_same, begun, chosen, double, fitting, index_set, mlp, pair, plain_training, recommender
+from toys import (
+    assert_same,
+    begun,
+    chosen,
+    double,
+    fitting,
+    index_set,
+    mlp,
+    pair,
+    plain_training,
+    recommender,
+    training,
+)
 
 ALL = ("personal", "stale", "tuned")
 OFFSETS = [0, 4, 5, 5, 11, 14, 16]  # one client has no test sample, one has one, and two samples are nobody's
@@ -258,16 +270,16 @@ def test_rows_that_a_client_does_not_hold_are_the_servers() -> None:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Halved(SGD):
-    """Tested with half of every value, and tuned by steps too small to be seen."""
+class Halved(Term):
+    """Tested with half of every value, and tuned by steps that go nowhere."""
 
     label = "halved"
 
     def personal(self, memory: Any, clients: Tensor, layout: Slice, start: Values, came: Body) -> Values:
         return {name: value / 2 for name, value in start.items()}
 
-    def tuner(self) -> SGD:
-        return Small(lr=1e-9, iterations=2)
+    def tuning(self) -> tuple[Term, ...]:
+        return (Small(),)
 
 
 class Little(Memory):
@@ -275,8 +287,8 @@ class Little(Memory):
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Small(SGD):
-    """Notes where it is set up, and trains with the memory that it made there."""
+class Small(Term):
+    """Notes where it is set up, and freezes everything with the memory that it made there."""
 
     label = "small"
     places: ClassVar[list[str]] = []
@@ -285,36 +297,35 @@ class Small(SGD):
         self.places.append(place)
         return Little(run, place)
 
-    def bring(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:
-        assert isinstance(memory, Little)
-        return super().bring(memory, clients, layout, down, came)
+    def frozen(self, work: Work, s: int) -> dict[str, Tensor]:
+        assert isinstance(work.memory, Little)
+        return dict.fromkeys(work.start, torch.ones_like(work.clients, dtype=torch.bool))
 
 
 def test_a_local_method_says_what_is_personal_and_how_it_is_tuned() -> None:
     task = holding_out(pair())
-    recipe = Recipe(select=Uniform(cohort=3), local=Halved(lr=0.1))
+    recipe = Recipe(select=Uniform(cohort=3), local=training(Halved, lr=0.1))
     Small.places.clear()
     experiment = Experiment(task, recipe, rounds=2, eval_every=2, measure=ALL)
     row = experiment.run()[-1]
     half = {client: {n: v / 2 for n, v in experiment.model.items()} for client in TESTED}
     assert of(row, "personal") == pytest.approx(expected(task, "personal", half))
     assert of(row, "tuned") == pytest.approx(expected(task, "tuned", half), abs=1e-6)
-    assert Small.places == ["tuner"], "set up once, with a memory of its own"
+    assert Small.places == ["tuner.small"], "set up once, with a memory of its own"
 
 
-class Breaking(SGD):
+class Breaking(Term):
     """Client 4 breaks in the second round."""
 
     label = "breaking"
 
-    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
-        steps = super().direction(gradient, parameters, work)
+    def correct(self, gradient: Values, parameters: Values, work: Work) -> Values:
         broken = (work.clients == 4) & (work.round == 1)
-        return {n: v.masked_fill(broken.view(-1, *[1] * (v.dim() - 1)), math.nan) for n, v in steps.items()}
+        return {n: v.masked_fill(broken.view(-1, *[1] * (v.dim() - 1)), math.nan) for n, v in gradient.items()}
 
 
 def test_who_sent_something_broken_took_no_part() -> None:
-    recipe = Recipe(select=Everyone(), local=Breaking())
+    recipe = Recipe(select=Everyone(), local=training(Breaking))
     experiment = Experiment(holding_out(mlp()), recipe, rounds=2, eval_every=1, measure=["stale"])
     stale = experiment._instruments._by_name["stale"]
     assert isinstance(stale, Stale)

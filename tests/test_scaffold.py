@@ -18,7 +18,20 @@ from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES, get
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
-from toys import SIZES, assert_close, assert_same, chosen, double, index_set, pair, recommender, run, squared
+from toys import (
+    SIZES,
+    assert_close,
+    assert_same,
+    chosen,
+    double,
+    index_set,
+    memory_of,
+    pair,
+    recommender,
+    run,
+    squared,
+    state_of,
+)
 
 SMALL = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 ROUNDS = 5
@@ -41,7 +54,7 @@ class Filling(Dense):
 
 def common(done: Experiment) -> Values:
     """c, as the server has it."""
-    state = done.server.states["local"]
+    state = state_of(done)
     return {name: total / state.weight for name, total in state.sum.items()}
 
 
@@ -64,7 +77,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
     sizes = samples.sizes.double()
     for t in range(rounds):
         cohort = chosen(recipe, t, clients)
-        rate, change = local.lr * local.decay**t, {n: torch.zeros_like(v) for n, v in model.items()}
+        rate, change = local.optimizer.lr * local.schedule.decay**t, {n: torch.zeros_like(v) for n, v in model.items()}
         cover = {n: torch.zeros_like(v) for n, v in model.items()}
         weights = sizes if recipe.combine.weights == "samples" else torch.ones(clients)
         fresh = {n: v.clone() for n, v in c.items()}
@@ -72,7 +85,7 @@ def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, 
             mine = held(task, recipe, client)
             x = {n: v.clone() for n, v in model.items()}
             who = torch.tensor([client])
-            batches = local.batches(t, who, torch.tensor([draw]), samples.sizes[who], 1, 0)
+            batches = local.sampler.batches(t, who, torch.tensor([draw]), samples.sizes[who], 1, 0)
             steps = 0
             for index, real in zip(batches.index[0], batches.real[0], strict=True):
                 if not bool(real.any()):
@@ -194,10 +207,10 @@ def test_it_comes_to_the_minimum_of_the_loss_that_its_weights_say(weights: str, 
 def variate(done: Experiment, name: str, client: int) -> Tensor:
     """c_i of a parameter, from the client's memory."""
     who, out = torch.tensor([client]), torch.zeros(done.task.shapes[name])
-    rows = done.population.parts["local"].get_rows(f"variate/{name}", who)
+    rows = memory_of(done).get_rows(f"variate/{name}", who)
     if rows is not None:
         return out.index_add_(0, rows[0].ids[0], rows[1][0])
-    dense = done.population.parts["local"].get(f"variate/{name}", who)
+    dense = memory_of(done).get(f"variate/{name}", who)
     return out if dense is None or not bool(dense[1][0]) else dense[0][0]
 
 
@@ -208,10 +221,10 @@ def test_memory_holds_the_rows_of_the_last_batches_and_no_more() -> None:
     for client in range(len(task.federation)):
         who = torch.tensor([client])
         last = max(t for t in range(12) if client in chosen(recipe, t, len(task.federation)).clients)
-        index = recipe.local.batches(last, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
+        index = recipe.local.sampler.batches(last, who, torch.zeros(1), samples.sizes[who], 1, 0).index[0, 0]
         features, _ = samples.batch(index + samples.offsets[client])
         expected = {0, *features["item"].flatten().tolist(), *features["history"].flatten().tolist()}
-        rows = done.population.parts["local"].get_rows("variate/item.weight", who)
+        rows = memory_of(done).get_rows("variate/item.weight", who)
         assert rows is not None
         named = rows[0].ids[0, : int(rows[0].counts[0])].tolist()
         assert named == sorted(set(named))
@@ -257,7 +270,7 @@ def test_private_parameters_are_not_corrected() -> None:
     done = run(task, recipe, rounds=3)
     assert all(bool((value == 0).all()) for name, value in common(done).items() if "shared" not in name)
     assert bool((common(done)["shared.weight"] != 0).any())
-    assert done.population.parts["local"].get("variate/head.weight", torch.arange(2)) is None
+    assert memory_of(done).get("variate/head.weight", torch.arange(2)) is None
     kept = done.population.parts["slices"].get("kept/head.weight", torch.arange(len(SIZES)))
     assert kept is not None
     assert bool((kept[0][kept[1]] != task.initial(0)["head.weight"]).any())
@@ -298,6 +311,6 @@ def test_a_broken_client_leaves_no_trace_in_the_variates() -> None:
         task.federation.train.label[-1] = 0.0
     assert whole.rejected == 2
     assert all(bool(torch.isfinite(v).all()) for v in [*whole.model.values(), *common(whole).values()])
-    rows = whole.population.parts["local"].get_rows("variate/item.weight", torch.tensor([len(SIZES) - 1]))
+    rows = memory_of(whole).get_rows("variate/item.weight", torch.tensor([len(SIZES) - 1]))
     assert rows is not None
     assert int(rows[0].counts[0]) == 0

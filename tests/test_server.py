@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from fedslice.core.slice import Values
 from fedslice.core.update import RowDelta, Step
 from fedslice.recipes import RECIPES
-from fedslice.server import Adagrad, Adam, Averaging, Momentum, ScaffoldApprox, ServerSGD, Yogi
+from fedslice.server import Averaging, ScaffoldApprox, ServerAdagrad, ServerAdam, ServerMomentum, ServerSGD, ServerYogi
 from fedslice.training.experiment import Experiment
 from toys import assert_close, double, numbers_like, recommender, run
 
 SHAPES = {"table": (6, 2), "dense": (3,)}
 RUN: Any = None  # optimizers do not look at the run
-KINDS: list[type[Averaging]] = [Momentum, Adagrad, Adam, Yogi, ScaffoldApprox]
+KINDS: list[type[Averaging]] = [ServerMomentum, ServerAdagrad, ServerAdam, ServerYogi, ScaffoldApprox]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def walk(server: Averaging | ServerSGD, share: float = 0.25, count: int = 7) -> 
 
 
 def test_momentum_is_a_geometric_sum() -> None:
-    model = walk(Momentum(server_lr=0.5, momentum=0.8))
+    model = walk(ServerMomentum(server_lr=0.5, momentum=0.8))
     expected = {n: torch.zeros(s) for n, s in SHAPES.items()}
     for t in range(7):
         for s in range(t + 1):
@@ -74,11 +74,11 @@ def test_scaffold_approx_is_equation_47(share: float) -> None:
         assert_close(model, walk(ServerSGD()))
 
 
-@pytest.mark.parametrize("kind", [Adam, Yogi, Adagrad])
-def test_adaptive_servers_by_hand(kind: type[Adam | Adagrad]) -> None:
+@pytest.mark.parametrize("kind", [ServerAdam, ServerYogi, ServerAdagrad])
+def test_adaptive_servers_by_hand(kind: type[ServerAdam | ServerAdagrad]) -> None:
     """Coordinate by coordinate with Python's own floats (Reddi et al., algorithm 2)."""
     rate, beta1, beta2, tau = 0.3, 0.7, 0.9, 0.05
-    server = kind(server_lr=rate, beta1=beta1, tau=tau, **({"beta2": beta2} if kind is not Adagrad else {}))
+    server = kind(server_lr=rate, beta1=beta1, tau=tau, **({"beta2": beta2} if kind is not ServerAdagrad else {}))
     model = walk(server)
     for name, shape in SHAPES.items():
         for place in range(torch.Size(shape).numel()):
@@ -86,9 +86,9 @@ def test_adaptive_servers_by_hand(kind: type[Adam | Adagrad]) -> None:
             for _, full in steps(7):
                 d = float(full[name].flatten()[place])
                 m = beta1 * m + (1 - beta1) * d
-                if kind is Adagrad:
+                if kind is ServerAdagrad:
                     v += d * d
-                elif kind is Adam:
+                elif kind is ServerAdam:
                     v = beta2 * v + (1 - beta2) * d * d
                 else:
                     v -= (1 - beta2) * d * d * ((v > d * d) - (v < d * d))
@@ -100,7 +100,7 @@ def test_adaptive_servers_by_hand(kind: type[Adam | Adagrad]) -> None:
 def test_without_averages_and_with_a_large_tau_adam_is_fedavg(rate: float) -> None:
     """T73: β1 = β2 = 0 and τ → ∞ with η = τ·rate gives X += rate·Δ."""
     tau = 1e6
-    server = Adam(server_lr=rate * tau, beta1=0, beta2=0, tau=tau)
+    server = ServerAdam(server_lr=rate * tau, beta1=0, beta2=0, tau=tau)
     assert_close(walk(server), walk(ServerSGD(server_lr=rate)), rtol=1e-4, atol=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_without_averages_and_with_a_small_tau_adam_is_the_sign() -> None:
     """β = 0, τ → 0: every coordinate moves by η."""
     model = {n: torch.zeros(s) for n, s in SHAPES.items()}
     (step, full), *_ = steps(1)
-    server = Adam(server_lr=0.5, beta1=0, beta2=0, tau=1e-9)
+    server = ServerAdam(server_lr=0.5, beta1=0, beta2=0, tau=1e-9)
     server.step(server.server_state(RUN), model, step, 1.0)
     assert_close(model, {n: 0.5 * v.sign() for n, v in full.items()}, atol=1e-6)
 

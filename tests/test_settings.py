@@ -19,14 +19,16 @@ from fedslice.combine import HeatCorrected
 from fedslice.compare import requests
 from fedslice.config import Settled, assignments, known_settings, request, resolve, settle
 from fedslice.core.errors import UserError, shown, unknown
-from fedslice.local import SGD, Prox
+from fedslice.local import Local, Prox
 from fedslice.measure.base import Instrument
 from fedslice.recipe import PARTS, Recipe
 from fedslice.select import Uniform
 from fedslice.settings import pairs, read, written
-from toys import chosen, recommender
+from toys import chosen, recommender, training
 
-AMBIGUOUS = "Setting 'beta' is ambiguous for recipe 'fedntd': both local.beta and task.beta exist. Use the full name."
+AMBIGUOUS = (
+    "Setting 'beta' is ambiguous for recipe 'fedntd': both local.fedntd.beta and task.beta exist. Use the full name."
+)
 
 
 def settled(task: str = "hotcold", recipe: str = "fedavg", **settings: Any) -> Settled:
@@ -44,8 +46,8 @@ def refusal(task: str = "hotcold", recipe: str = "fedavg", **settings: Any) -> s
 
 def test_a_name_that_the_task_and_a_part_have_is_refused_with_its_full_names() -> None:
     assert refusal("mnist", "fedntd", beta=0.3, partition="dirichlet") == AMBIGUOUS
-    assert "both local.beta and task.beta exist" in refusal("agnews", "fdrl", beta=0.3)
-    assert "both local.momentum and server.momentum exist" in refusal(recipe="fedavgm", momentum=0.3)
+    assert "both local.fdrl.beta and task.beta exist" in refusal("agnews", "fdrl", beta=0.3)
+    assert "both local.optimizer.momentum and server.momentum exist" in refusal(recipe="fedavgm", momentum=0.3)
     with pytest.raises(UserError, match=r"^Setting 'decay' is ambiguous: both local\.decay and codec\.decay exist\."):
         recipes.get("flss", decay=0.5)
 
@@ -53,15 +55,15 @@ def test_a_name_that_the_task_and_a_part_have_is_refused_with_its_full_names() -
 def test_a_full_name_sets_what_it_names() -> None:
     found = settled("mnist", "fedntd", **{"task.beta": 0.3, "local.beta": 0.7, "partition": "dirichlet"})
     assert found.options.model_dump()["beta"] == 0.3
-    assert found.recipe.settings()["local"]["beta"] == 0.7
+    assert found.recipe.settings()["local"]["fedntd"]["beta"] == 0.7
     found = settled("mnist", "fedavg", **{"task.beta": 0.3, "local.lr": 0.2, "task.partition": "dirichlet"})
-    assert (found.options.model_dump()["beta"], found.recipe.local.lr) == (0.3, 0.2)
+    assert (found.options.model_dump()["beta"], found.recipe.local.optimizer.lr) == (0.3, 0.2)
 
 
 def test_a_bare_name_with_one_owner_goes_to_it() -> None:
     assert settled("mnist", "fedavg", beta=0.3, partition="dirichlet").options.model_dump()["beta"] == 0.3
-    assert settled("hotcold", "fedntd", beta=0.3).recipe.settings()["local"]["beta"] == 0.3
-    assert settled("hotcold", "fedavg", local="fedntd", beta=0.3).recipe.settings()["local"]["beta"] == 0.3
+    assert settled("hotcold", "fedntd", beta=0.3).recipe.settings()["local"]["fedntd"]["beta"] == 0.3
+    assert settled("hotcold", "fedavg", local="fedntd", beta=0.3).recipe.settings()["local"]["fedntd"]["beta"] == 0.3
 
 
 def test_an_experiment_file_may_name_owners_by_dots_or_by_tables(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_an_experiment_file_may_name_owners_by_dots_or_by_tables(tmp_path: Path)
         file.write_text(task + text)
         assert fedslice("run", file, "--out", out).code == 0
         config = json.loads((out / "config.json").read_text())
-        assert (config["task"]["beta"], config["recipe"]["local"]["beta"]) == (0.3, 0.7)
+        assert (config["task"]["beta"], config["recipe"]["local"]["fedntd"]["beta"]) == (0.3, 0.7)
     file.write_text(f"{task}[set]\nbeta = 0.3\n{rest}")
     assert fedslice("run", file).err == f"fedslice: {file}: {AMBIGUOUS}\n"
     file.write_text(f'{task}[set]\nlocal.beta = 0.3\n"local.beta" = 0.3\n{rest}')
@@ -88,13 +90,15 @@ def test_an_experiment_file_may_name_owners_by_dots_or_by_tables(tmp_path: Path)
 def test_an_experiment_file_is_named_in_a_mistake_of_its_own_and_in_no_other(tmp_path: Path) -> None:
     file = tmp_path / "e.toml"
     file.write_text('task = "hotcold"\n[set]\nlr = 2020-01-01\niterations = 3\n')
-    wrong = "local=sgd: lr=2020-01-01: input should be a valid number.\n"
+    wrong = "local.optimizer=sgd: lr=2020-01-01: input should be a valid number.\n"
     for command in ("run", "compare", "inspect"):
         assert fedslice(command, file).err == f"fedslice: {file}: {wrong}"
-    assert fedslice("run", file, "--set", "lr=x").err.startswith("fedslice: local=sgd: lr='x': ")
-    assert fedslice("run", file, "--set", "lr=0.1", "epochs=x").err.startswith("fedslice: local=sgd: epochs='x': ")
+    assert fedslice("run", file, "--set", "lr=x").err.startswith("fedslice: local.optimizer=sgd: lr='x': ")
+    assert fedslice("run", file, "--set", "lr=0.1", "epochs=x").err.startswith(
+        "fedslice: local.sampler=batches: epochs='x': "
+    )
     twice = fedslice("run", file, "--set", "lr=0.1", "epochs=2").err
-    assert twice == "fedslice: local=sgd: iterations=3 and epochs=2 are both given; give one.\n"
+    assert twice == "fedslice: local.sampler=batches: iterations=3 and epochs=2 are both given; give one.\n"
 
 
 def test_a_comparison_gives_a_setting_to_the_recipes_that_have_it_and_judges_each() -> None:
@@ -134,14 +138,14 @@ def test_the_usual_settings_of_a_task_reach_every_recipe_that_has_them(task: str
             elif owners:
                 assert [found[where][setting] for where in owners] == [value]
     if "local.decay" in tasks.TASKS[task].settings:
-        assert settled(task).recipe.local.decay == 0.999
+        assert settled(task).recipe.local.schedule.decay == 0.999
 
 
 def test_a_given_number_of_steps_takes_the_place_of_usual_epochs() -> None:
-    assert settled("mnist").recipe.local.epochs == 1
+    assert settled("mnist").recipe.local.sampler.epochs == 1
     local = settled("mnist", iterations=7).recipe.local
-    assert (local.iterations, local.epochs) == (7, None)
-    assert settled("mnist", iterations=None).recipe.local.epochs == 1
+    assert (local.sampler.iterations, local.sampler.epochs) == (7, None)
+    assert settled("mnist", iterations=None).recipe.local.sampler.epochs == 1
     assert "are both given" in refusal("mnist", iterations=7, epochs=2)
 
 
@@ -150,7 +154,7 @@ def test_a_given_number_of_steps_takes_the_place_of_usual_epochs() -> None:
 
 def test_a_setting_that_is_given_twice_is_refused() -> None:
     assert refusal(**{"local.lr": 0.1, "lr": 0.2}) == (
-        "Setting local.lr is given twice, as 'local.lr' and as 'lr'. Give it once."
+        "Setting local.optimizer.lr is given twice, as 'local.lr' and as 'lr'. Give it once."
     )
     assert "task.items is given twice" in refusal(**{"items": 5, "task.items": 5})
     for words in (("lr=0.1", "lr=0.2"), ("lr=0.1", "--set", "lr=0.2")):
@@ -168,7 +172,7 @@ def test_an_option_takes_the_place_of_a_files_setting(tmp_path: Path) -> None:
     file.write_text('task = "hotcold"\nrounds = 1\ncohort = 3\n[set]\nlr = 0.5\nclients = 10\nitems = 9\n')
     assert fedslice("run", file, "--cohort", 4, "--set", "lr=0.25", "--out", tmp_path / "out").code == 0
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert (config["recipe"]["select"]["cohort"], config["recipe"]["local"]["lr"]) == (4, 0.25)
+    assert (config["recipe"]["select"]["cohort"], config["recipe"]["local"]["optimizer"]["lr"]) == (4, 0.25)
 
 
 # --- types ----------------------------------------------------------------------------------------------------------
@@ -177,16 +181,16 @@ def test_an_option_takes_the_place_of_a_files_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "saying"),
     [
-        ({"lr": True}, "local=sgd: lr=true: input should be a valid number."),
-        ({"lr": "0.1"}, "local=sgd: lr='0.1': input should be a valid number."),
-        ({"lr": None}, "local=sgd: lr=none: input should be a valid number."),
-        ({"lr": 10**400}, "local=sgd: lr=1000000000"),
+        ({"lr": True}, "local.optimizer=sgd: lr=true: input should be a valid number."),
+        ({"lr": "0.1"}, "local.optimizer=sgd: lr='0.1': input should be a valid number."),
+        ({"lr": None}, "local.optimizer=sgd: lr=none: input should be a valid number."),
+        ({"lr": 10**400}, "local.optimizer=sgd: lr=1000000000"),
         ({"lr": 10**400}, "...: input should be a smaller number."),
-        ({"lr": 16**5000}, "local=sgd: lr=0x1000000000"),
-        ({"lr": datetime.date(2020, 1, 1)}, "local=sgd: lr=2020-01-01: "),
-        ({"lr": [True, {"a": None}]}, "local=sgd: lr=[true, {a = none}]: "),
-        ({"iterations": True}, "local=sgd: iterations=true: input should be a valid integer."),
-        ({"iterations": 3.0}, "local=sgd: iterations=3.0: input should be a valid integer."),
+        ({"lr": 16**5000}, "local.optimizer=sgd: lr=0x1000000000"),
+        ({"lr": datetime.date(2020, 1, 1)}, "local.optimizer=sgd: lr=2020-01-01: "),
+        ({"lr": [True, {"a": None}]}, "local.optimizer=sgd: lr=[true, {a = none}]: "),
+        ({"iterations": True}, "local.sampler=batches: iterations=true: input should be a valid integer."),
+        ({"iterations": 3.0}, "local.sampler=batches: iterations=3.0: input should be a valid integer."),
         ({"replacement": 1}, "select=uniform: replacement=1: input should be a valid boolean."),
         ({"clients": True}, "task hotcold: clients=true: input should be a valid integer."),
         ({"clients": "30"}, "task hotcold: clients='30': input should be a valid integer."),
@@ -200,9 +204,9 @@ def test_a_value_of_another_type_is_refused(settings: dict[str, Any], saying: st
 
 
 def test_a_whole_number_is_a_number_and_numpys_are_as_good() -> None:
-    assert settled(lr=1, zipf=2).recipe.local.lr == 1.0
-    local = SGD(lr=np.float32(0.5), iterations=np.int64(3))  # type: ignore[arg-type]
-    assert (local.lr, local.iterations, type(local.iterations)) == (0.5, 3, int)
+    assert settled(lr=1, zipf=2).recipe.local.optimizer.lr == 1.0
+    local = training(lr=np.float32(0.5), iterations=np.int64(3))  # type: ignore[arg-type]
+    assert (local.optimizer.lr, local.sampler.iterations, type(local.sampler.iterations)) == (0.5, 3, int)
 
 
 # --- what the user did not say --------------------------------------------------------------------------------------
@@ -261,8 +265,8 @@ def test_a_recipe_without_a_cohort_takes_all_of_few_clients_and_warns() -> None:
 
 def test_a_part_can_be_given_itself_where_its_name_can() -> None:
     assert recipes.get("fedavg", codec=TopK(share=0.5), lr=0.2).codec == TopK(share=0.5)
-    changed = recipes.get("fedprox", combine=HeatCorrected(max_coef=3), local=Prox(mu=0.5), **{"local.mu": 0.25})
-    assert (changed.combine, changed.local) == (HeatCorrected(max_coef=3), Prox(mu=0.25))
+    changed = recipes.get("fedprox", combine=HeatCorrected(max_coef=3), local=Local(Prox(mu=0.5)), **{"local.mu": 0.25})
+    assert (changed.combine, changed.local) == (HeatCorrected(max_coef=3), Local(Prox(mu=0.25)))
 
     class Half(Dense):
         label = "half"
@@ -284,9 +288,9 @@ def test_a_cohort_that_was_never_given_stands_in_no_other_parts_way() -> None:
             "Recipe: codec='topk' is not a part, expected a Codec; write for example codec=TopK(",
         ),  # type: ignore[arg-type]
         (lambda: Recipe(codec=TopK), "is not a part, expected a Codec; write for example codec=Dense()"),  # type: ignore[arg-type]
-        (lambda: Recipe(local=Dense()), "is not a part, expected a SGD; write for example local=SGD()"),  # type: ignore[arg-type]
+        (lambda: Recipe(local=Dense()), "is not a part, expected a Local; write for example local=Local()"),  # type: ignore[arg-type]
         (lambda: recipes.get("fedavg", codec=TopK), "expected a part or a name, one of: dense, "),
-        (lambda: recipes.get("fedavg", codec=SGD()), "expected a part or a name, one of: dense, "),
+        (lambda: recipes.get("fedavg", codec=training()), "expected a part or a name, one of: dense, "),
         (
             lambda: Experiment(recommender(), Recipe(), rounds=1, measure=[Instrument()]),
             "expected a list of names, from gr",

@@ -20,7 +20,7 @@ from fedslice.recipe import Recipe
 from fedslice.recipes import get
 from fedslice.runs import checkpoint
 from fedslice.select import Everyone, Uniform
-from fedslice.slices import Shared
+from fedslice.slices import ChannelDropout, Shared, Width
 from fedslice.task import Task
 from fedslice.training.events import Listener, Taken
 from fedslice.training.experiment import Experiment
@@ -94,18 +94,23 @@ def test_a_word_that_means_nothing_is_refused(word: str) -> None:
 @pytest.mark.parametrize(
     ("inner", "says"),
     [
-        ("", "unknown part ''; choose one of: channel-dropout, feature-rows, whole, width"),
-        ("channel-dropot", "did you mean 'channel-dropout'"),
-        ("shared", "unknown part 'shared'"),
-        ("channel-dropout budget=2", "channel-dropout: budget=2: input should be less than or equal to 1"),
-        ("channel-dropout bugdet=0.5", "channel-dropout: bugdet=0.5: unexpected"),
-        ("width widths=0.5,x", "width: widths='0.5,x': 'x' is no width"),
-        ("feature-rows rate=1", "feature-rows: rate=1: unexpected"),
+        ("inner=", "unknown slices.inner part ''; choose one of: channel-dropout, feature-rows, shared, whole, width"),
+        ("inner=channel-dropot", "did you mean 'channel-dropout'"),
+        ("inner=shared", "shared blocks inside of shared blocks"),
+        ("inner=3", "slices.inner=3: expected a part or a name, one of: whole, "),
+        (
+            "inner=channel-dropout budget=2",
+            "slices.inner=channel-dropout: budget=2: input should be less than or equal",
+        ),
+        ("inner=channel-dropout bugdet=0.5", "unknown setting 'bugdet'; did you mean 'budget'"),
+        ("inner=width slices.inner.widths=0.5,x", "slices.inner=width: widths='0.5,x': 'x' is no width"),
+        ("inner=feature-rows slices.inner.rate=1", "unknown setting 'slices.inner.rate'; slices.inner has no settings"),
+        ("slices.outer=whole", "unknown setting 'slices.outer'; slices has patterns, inner"),
     ],
 )
 def test_an_inner_part_that_cannot_be_is_refused(inner: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as refusal:
-        get("fdrl", inner=inner)
+        get("fdrl", **assignments(inner.split()))
     assert "\n" not in str(refusal.value)
 
 
@@ -116,9 +121,9 @@ def test_refusals_of_the_inner_part_are_its_own() -> None:
         Experiment(pair(), get("fdrl", inner="feature-rows", cohort=2), rounds=1)
     task = classifier(Discriminative(nn.Linear(4, 3), nn.Linear(4, 3), 3))
     with pytest.raises(UserError, match="would cut anew in every round; leave drawn out"):
-        Recipe(slices=Shared("body", inner="width widths=1,0.5 drawn=true"))
+        Recipe(slices=Shared("body", inner=Width(widths="1,0.5", drawn=True)))
     with pytest.raises(UserError, match="Discriminative cannot be narrowed"):
-        Experiment(task, get("fdrl", inner="width widths=1,0.5", cohort=2), rounds=1)
+        Experiment(task, get("fdrl", inner="width", widths="1,0.5", cohort=2), rounds=1)
 
 
 # --- T61: what is private never travels -----------------------------------------------------------------------------
@@ -127,7 +132,7 @@ INNER: dict[str, tuple[Callable[[], Task], dict[str, Any]]] = {
     "whole": (pair, {}),
     "tables": (readers, {}),
     "rows": (readers, {"inner": "feature-rows", "combine": "heat"}),
-    "channels": (pair, {"inner": "channel-dropout rate=0.5 full_every=3", "combine": "coverage"}),
+    "channels": (pair, {"inner": "channel-dropout", "rate": 0.5, "full_every": 3, "combine": "coverage"}),
     "subspace": (pair, {"codec": "subspace", "rank": 2, "warmup": 1, "every": 2}),
     "rows+subspace": (
         readers,
@@ -286,7 +291,7 @@ def test_a_part_inside_of_which_all_is_shared_is_itself(
 ) -> None:
     task, (name, *words) = task_of(), inner.split()
     alone = Recipe(select=Uniform(cohort=4), **options).with_options({"slices": name, **assignments(words)} | SMALL)
-    inside = Recipe(select=Uniform(cohort=4), slices=Shared("*", inner), **options).with_options(SMALL)
+    inside = Recipe(select=Uniform(cohort=4), slices=Shared("*", alone.slices), **options).with_options(SMALL)
     one, other = (run(task, method, rounds=4, engine="vectorized") for method in (inside, alone))
     assert_close(one.model, other.model, rtol=1e-12, atol=1e-14)
     assert (one.ledger.up_bytes, one.ledger.down_bytes) == (other.ledger.up_bytes, other.ledger.down_bytes)
@@ -318,7 +323,7 @@ def test_rows_of_both_encoders_are_the_whole_tables() -> None:
 def test_channels_of_the_shared_encoder_follow_feddd() -> None:
     """FedDD, equations 4 to 6, for W alone; Q and H are each client's own throughout."""
     task, every = pair(), 3
-    inner = f"channel-dropout rate=0.5 full_every={every}"
+    inner = ChannelDropout(rate=0.5, full_every=every)
     method = Recipe(Everyone(), Shared("shared.*", inner), combine=Coverage()).with_options(SMALL)
     experiment = Experiment(task, method, rounds=5, eval_every=1)
     names, sizes = ("shared.weight", "shared.bias"), torch.tensor(SIZES)
@@ -356,7 +361,7 @@ def _column(flags: Tensor, like: Tensor) -> Tensor:
 def test_narrow_bodies_with_heads_of_their_own() -> None:
     """FedPer on networks of two widths: a client's head has as many inputs as its body has outputs."""
     task = mlp()
-    method = Recipe(Uniform(cohort=5), Shared("body", "width widths=1,0.5"), combine=Coverage()).with_options(SMALL)
+    method = Recipe(Uniform(cohort=5), Shared("body", Width(widths="1,0.5")), combine=Coverage()).with_options(SMALL)
     one, other = (run(task, method, rounds=3, engine=engine) for engine in ("vectorized", "sequential"))
     assert_close(one.model, other.model, rtol=1e-9, atol=1e-12)
     narrow = next(kept(one, c)["second.weight"] for c in range(1, CLIENTS, 2) if kept(one, c))

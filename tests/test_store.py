@@ -19,7 +19,7 @@ from fedslice.runs import checkpoint
 from fedslice.select import Uniform
 from fedslice.training import population
 from fedslice.training.experiment import Experiment
-from toys import assert_same, mlp, run
+from toys import assert_same, mlp, run, training
 
 CLIENTS, SHAPE = 9, (2, 3)
 ROW = 6 * 4  # bytes
@@ -168,7 +168,7 @@ def test_nobody_puts_nothing() -> None:
 
 def test_a_run_is_the_same_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also when it resumes from a checkpoint of a run that was in memory."""
-    task, recipe = mlp(), Recipe(local=Moon(mu=1, iterations=2), select=Uniform(cohort=3))
+    task, recipe = mlp(), Recipe(local=training(Moon, mu=1, iterations=2), select=Uniform(cohort=3))
     whole, first = run(task, recipe, rounds=4), run(task, recipe, rounds=2)
     checkpoint.save(tmp_path / "state", *first.state_dict())
     monkeypatch.setattr(population, "Store", partial(Store, limit=16))

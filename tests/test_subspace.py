@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exchange import Copies, Halves, heard
-from fedslice.codecs import StreamingSubspace
+from fedslice.codecs import StreamingSubspace, TopK
 from fedslice.codecs.basis import Basis, mixed, project, with_directions
 from fedslice.codecs.subspace import Subspace
 from fedslice.core.entries import OnSlice, View
@@ -411,4 +411,4 @@ def test_what_can_never_become_a_subspace_is_refused(options: dict[str, Any], wo
 def test_the_inner_codec_is_checked_too() -> None:
     with pytest.raises(UserError, match="codec=sign keeps a memory per client"):
         get("sign+flss", replacement=True)
-    assert StreamingSubspace(inner="topk").settings()["inner"] == "topk"
+    assert StreamingSubspace(inner=TopK()).settings()["inner"]["name"] == "topk"

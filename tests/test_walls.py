@@ -522,11 +522,11 @@ def test_an_unknown_recipe_is_told_with_the_nearest() -> None:
 def test_another_part_takes_over_the_settings_both_have() -> None:
     recipe = get("fedavg").with_options({"lr": 0.7, "cohort": 3})
     pulled = recipe.with_options({"local": "prox", "local.mu": 0.2, "weights": "uniform"})
-    assert pulled.settings()["local"] == recipe.settings()["local"] | {"name": "prox", "mu": 0.2}
+    assert pulled.settings()["local"] == recipe.settings()["local"] | {"name": "prox", "prox": {"mu": 0.2}}
     assert pulled.settings()["combine"] == {"name": "mean", "weights": "uniform"}
     assert chosen(pulled, 0, 9).clients.tolist() == chosen(recipe, 0, 9).clients.tolist()
-    assert recipe.settings()["local"]["name"] == "sgd", "the recipe itself stays as it is"
-    assert get("fedavg").settings()["local"]["lr"] == 0.1
+    assert recipe.settings()["local"]["name"] == "plain", "the recipe itself stays as it is"
+    assert get("fedavg").settings()["local"]["optimizer"]["lr"] == 0.1
 
 
 @pytest.mark.parametrize(("place", "label"), [(place, label) for place, kinds in PARTS.items() for label in kinds])

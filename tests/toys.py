@@ -13,12 +13,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedslice.core.memory import Memory
 from fedslice.core.part import ServerRun, State
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.update import Update
 from fedslice.data.federation import Federation
 from fedslice.data.ragged import Ragged
 from fedslice.data.samples import Samples
+from fedslice.local import Local, Term
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
@@ -203,6 +205,30 @@ def fitting(name: str, sizes: Sequence[int] = SIZES, **options: Any) -> tuple[Ta
     return task, RECIPES[name].with_options(own | options)
 
 
+def training(*terms: Term | type[Term], **settings: Any) -> Local:
+    """Local training with these terms, or those of these kinds, and settings by their short names."""
+    made = Local(tuple(term if isinstance(term, Term) else term() for term in terms))
+    for name, value in settings.items():
+        if name in ("clip", "accumulate"):
+            made = made.changed({name: value})
+        else:
+            (owner,) = (owner for owner, piece in made.inside().items() if name in piece.setting_names())
+            made = made.changed({owner: made.inside()[owner].changed({name: value})})
+    return made
+
+
+def memory_of(experiment: Experiment, label: str | None = None) -> Memory:
+    """What clients remember for a term of the local method; for the first one by default."""
+    terms: dict[str, Memory] = experiment.population.parts["local"].terms
+    return terms[label or next(iter(terms))]
+
+
+def state_of(experiment: Experiment, label: str | None = None) -> Any:
+    """The server's state of a term of the local method; of the first one by default."""
+    terms = experiment.server.states["local"].terms
+    return terms[label or next(iter(terms))]
+
+
 def begun(task: Task, recipe: Recipe, **options: Any) -> Experiment:
     """An experiment, with devices if its recipe cannot do without."""
     if isinstance(recipe.select, FedCS | Oort):
@@ -312,9 +338,9 @@ def plain_training(
     with torch.no_grad():
         for name, value in start.items():
             named[name].copy_(value)
-    optimizer = torch.optim.SGD(module.parameters(), lr=local.lr * local.decay**t)
+    optimizer = torch.optim.SGD(module.parameters(), lr=local.optimizer.lr * local.schedule.decay**t)
     who, again = torch.tensor([client]), torch.tensor([draw])
-    batches = local.batches(t, who, again, samples.sizes[who], scale, seed)
+    batches = local.sampler.batches(t, who, again, samples.sizes[who], scale, seed)
     for index, real in zip(batches.index[0], batches.real[0], strict=True):
         chosen = index[real] + samples.offsets[client]
         if not len(chosen):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedslice as fs
 from fedslice.codecs import StreamingSubspace
-from fedslice.combine import Coverage, HeatCorrected, Mean
+from fedslice.combine import Coverage, HeatCorrected, Mean, Median, TrimmedMean
 from fedslice.core.message import Kind, Message, open_message
 from fedslice.core.spec import Spec
 from fedslice.data.federation import Federation
@@ -28,19 +28,19 @@ from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import Uniform
 from fedslice.select.base import Cohort
-from fedslice.slices import Shared
+from fedslice.slices import ChannelDropout, FeatureRows, Shared
 from fedslice.task import Task
 from fedslice.training.devices import Devices
 from fedslice.training.ledger import Ledger
 from fedslice.training.rounds import EXCHANGE, Phase, Stage, play_round
 from fedslice.training.transports.memory import InMemory
 from fedslice.training.transports.pipes import Pipes
-from toys import begun, double, fitting, pair, readers
+from toys import begun, double, fitting, pair, readers, training
 
 EIGHT = (3, 7, 1, 12, 5, 4, 6, 2)
 SILENT = {(1, 2), (2, 2), (1, 5), (3, 0), (2, 6)}  # rounds in which a client does not answer
 LOST = {(0, 5), (2, 0), (1, 6), (2, 1)}  # rounds in which what it has trained never arrives
-SGD: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
+SMALL: dict[str, Any] = {"iterations": 3, "batch_size": 4, "lr": 0.05}
 
 # What the examples put together.
 COMBINED: dict[str, tuple[Any, Recipe]] = {
@@ -48,8 +48,8 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         readers,
         Recipe(
             select=Uniform(cohort=6),
-            slices=Shared("shared.*", inner="feature-rows"),
-            local=FDRL(alpha=0.1, beta=0.1, **SGD),
+            slices=Shared("shared.*", inner=FeatureRows()),
+            local=training(FDRL, alpha=0.1, beta=0.1, **SMALL),
             combine=HeatCorrected(weights="uniform"),
         ),
     ),
@@ -58,7 +58,7 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         Recipe(
             select=Uniform(cohort=6),
             slices=Shared("shared.*"),
-            local=FDRL(momentum=0.5, weight_decay=1e-4, **SGD),
+            local=training(FDRL, momentum=0.5, weight_decay=1e-4, **SMALL),
             codec=StreamingSubspace(rank=2, warmup=1, every=2),
             combine=Mean(weights="uniform"),
         ),
@@ -67,10 +67,22 @@ COMBINED: dict[str, tuple[Any, Recipe]] = {
         pair,
         Recipe(
             select=Uniform(cohort=6),
-            slices=Shared("shared.*", inner="channel-dropout rate=0.5 full_every=3"),
-            local=FDRL(**SGD),
+            slices=Shared("shared.*", inner=ChannelDropout(rate=0.5, full_every=3)),
+            local=training(FDRL, **SMALL),
             combine=Coverage(weights="uniform"),
         ),
+    ),
+}
+COMBINED |= {
+    "median": (
+        readers,
+        RECIPES["scaffold"].with_options(
+            {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SMALL}
+        ),
+    ),
+    "trimmed-mean": (
+        pair,
+        RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SMALL}),
     ),
 }
 NAMES = [*RECIPES, *COMBINED]

@@ -6,13 +6,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
+    from fedslice.combine import Combine, Coverage, HeatCorrected, Mean
     from fedslice.core.errors import UserError
     from fedslice.data import partition
     from fedslice.data.federation import Federation
     from fedslice.data.ragged import Ragged
     from fedslice.data.vocabulary import Vocabulary
+    from fedslice.local import (
+        APFL,
+        FDRL,
+        SGD,
+        Adagrad,
+        Adam,
+        AdamW,
+        Ditto,
+        FedBABU,
+        FedDyn,
+        FedGen,
+        FedNTD,
+        FedRep,
+        Local,
+        Moon,
+        Optimizer,
+        Projected,
+        Prox,
+        Sampler,
+        Scaffold,
+        Term,
+    )
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
+    from fedslice.registry import register
+    from fedslice.select import Everyone, FedCS, Oort, Pooled, Select, Uniform
+    from fedslice.server import (
+        Drift,
+        ScaffoldApprox,
+        ServerAdagrad,
+        ServerAdam,
+        ServerMomentum,
+        ServerOptimizer,
+        ServerSGD,
+        ServerYogi,
+    )
+    from fedslice.slices import ChannelDropout, FeatureRows, Shared, Slices, Whole, Width
     from fedslice.task import Task
     from fedslice.training.experiment import Experiment
     from fedslice.training.parties import Client, Server
@@ -20,32 +57,128 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "APFL",
+    "FDRL",
+    "LBGM",
+    "SGD",
+    "STC",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "ChannelDropout",
     "Client",
+    "Codec",
+    "Combine",
+    "Coverage",
+    "Dense",
+    "Ditto",
+    "Drift",
+    "Everyone",
     "Experiment",
+    "FeatureRows",
+    "FedBABU",
+    "FedCS",
+    "FedDyn",
+    "FedGen",
+    "FedNTD",
+    "FedRep",
     "Federation",
+    "FetchSGD",
+    "HeatCorrected",
+    "Local",
+    "Mean",
+    "Median",
     "Metric",
+    "Moon",
+    "Oort",
+    "Optimizer",
+    "Pooled",
+    "Projected",
+    "Prox",
+    "Quantize",
     "Ragged",
     "Recipe",
+    "Robust",
+    "Sampler",
+    "Scaffold",
+    "ScaffoldApprox",
+    "Select",
     "Server",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerOptimizer",
+    "ServerSGD",
+    "ServerYogi",
+    "Shared",
+    "Sign",
+    "Slices",
+    "StreamingSubspace",
     "Task",
+    "Term",
+    "TopK",
+    "TrimmedMean",
+    "Uniform",
     "UserError",
     "Vocabulary",
+    "Weighted",
+    "Whole",
+    "Width",
     "__version__",
     "partition",
+    "register",
 ]
 
-_HOMES = {
-    "Client": "fedslice.training.parties",
-    "Experiment": "fedslice.training.experiment",
-    "Federation": "fedslice.data.federation",
-    "Metric": "fedslice.metrics",
-    "Ragged": "fedslice.data.ragged",
-    "Recipe": "fedslice.recipe",
-    "Server": "fedslice.training.parties",
-    "Task": "fedslice.task",
-    "UserError": "fedslice.core.errors",
-    "Vocabulary": "fedslice.data.vocabulary",
+# The module of each public name. Names of one line are parts of a recipe with the base class of one's own parts.
+_MODULES = {
+    "fedslice.core.errors": ("UserError",),
+    "fedslice.data.federation": ("Federation",),
+    "fedslice.data.ragged": ("Ragged",),
+    "fedslice.data.vocabulary": ("Vocabulary",),
+    "fedslice.metrics": ("Metric",),
+    "fedslice.recipe": ("Recipe",),
+    "fedslice.registry": ("register",),
+    "fedslice.task": ("Task",),
+    "fedslice.training.experiment": ("Experiment",),
+    "fedslice.training.parties": ("Client", "Server"),
+    "fedslice.select": ("Everyone", "FedCS", "Oort", "Pooled", "Select", "Uniform"),
+    "fedslice.slices": ("ChannelDropout", "FeatureRows", "Shared", "Slices", "Whole", "Width"),
+    "fedslice.local": (
+        "APFL",
+        "FDRL",
+        "SGD",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Ditto",
+        "FedBABU",
+        "FedDyn",
+        "FedGen",
+        "FedNTD",
+        "FedRep",
+        "Local",
+        "Moon",
+        "Optimizer",
+        "Projected",
+        "Prox",
+        "Sampler",
+        "Scaffold",
+        "Term",
+    ),
+    "fedslice.codecs": ("LBGM", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"),
+    "fedslice.combine": ("Combine", "Coverage", "HeatCorrected", "Mean", "Median", "Robust", "TrimmedMean", "Weighted"),
+    "fedslice.server": (
+        "Drift",
+        "ScaffoldApprox",
+        "ServerAdagrad",
+        "ServerAdam",
+        "ServerMomentum",
+        "ServerOptimizer",
+        "ServerSGD",
+        "ServerYogi",
+    ),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others
 

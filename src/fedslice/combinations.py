@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedslice.core import capabilities
 from fedslice.core.errors import UserError
 from fedslice.core.part import Part
-from fedslice.recipe import PARTS, Recipe
+from fedslice.recipe import PARTS, Recipe, default
 
 
 class Pair(NamedTuple):
@@ -132,4 +132,4 @@ def _parts(places: tuple[str, ...], labels: tuple[str, ...]) -> dict[str, Part]:
 
 @cache
 def _default(place: str, label: str) -> Part:
-    return PARTS[place][label]()
+    return default(place, label)

@@ -12,8 +12,7 @@ from fedslice.config import Request, known_settings, request
 from fedslice.core.errors import UserError, unknown
 from fedslice.measure.instruments import is_measured
 from fedslice.metrics import Directions, lower_is_better
-from fedslice.recipe import PARTS
-from fedslice.settings import TASK, is_setting, no_setting
+from fedslice.settings import is_setting, no_setting
 
 Document = dict[str, Any]
 
@@ -66,7 +65,8 @@ def requests(said: Mapping[str, Any], names: Iterable[str], seeds: int) -> list[
         if names.count(name) > 1:
             raise UserError(f"recipe {name!r} is named {names.count(name)} times; name each recipe once.")
     known = {name: known_settings(request({**said, "recipe": name})) for name in names}
-    every = {owner: [name for own in known.values() for name in own[owner]] for owner in (*PARTS, TASK)}
+    owners = dict.fromkeys(owner for own in known.values() for owner in own)
+    every = {owner: [name for own in known.values() for name in own.get(owner, ())] for owner in owners}
     settings, first = said.get("set", {}), said.get("seed", 0)
     for key in settings:
         if not is_setting(key, every):

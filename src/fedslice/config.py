@@ -19,7 +19,7 @@ from fedslice.core.part import Part
 from fedslice.disk import read_bytes, reason
 from fedslice.recipe import PARTS, Recipe, setting_names
 from fedslice.select.base import USUAL_COHORT
-from fedslice.settings import TASK, assigned, first_problem, owners, pairs, written
+from fedslice.settings import TASK, assigned, first_problem, flat, owners, pairs, written
 from fedslice.task import Task
 from fedslice.tasks.entry import Options, Seed
 from fedslice.training.devices import Devices, devices
@@ -129,21 +129,9 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a TOML experiment file ({reason(error)}).") from None
     try:
         fields = request(content).model_dump(exclude_unset=True)
-        return fields | ({"set": _flat(fields["set"])} if "set" in fields else {})
+        return fields | ({"set": flat(fields["set"], (TASK, *PARTS))} if "set" in fields else {})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted names, which TOML reads as tables of owners: ``local.lr = 0.1``."""
-    out: dict[str, Any] = {}
-    for key, value in settings.items():
-        nested = key in (TASK, *PARTS) and isinstance(value, dict)
-        for name, one in ((f"{key}.{name}", one) for name, one in value.items()) if nested else [(key, value)]:
-            if name in out:
-                raise UserError(f"Setting {name} is given twice. Give it once.")
-            out[name] = one
-    return out
 
 
 def assignments(words: Iterable[str]) -> dict[str, Any]:
@@ -220,10 +208,12 @@ def settle(asked: Request) -> Settled:
     own = assigned(said, names, f" for recipe {asked.recipe!r}")
     usual = assigned({key: value for key, value in entry.settings.items() if owners(key, names)}, names)
     for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
-        if own["local"].get(given) is not None:
-            usual["local"].pop(other, None)
+        if own["local.sampler"].get(given) is not None:
+            usual["local.sampler"].pop(other, None)
+    if parts["local"].inside()["optimizer"].label != base.local.optimizer.label:
+        usual["local.optimizer"].pop("lr", None)  # one optimizer's learning rate is not another's
     options = entry.check(own[TASK])
-    recipe = base.rebuilt(parts, {place: usual[place] | own[place] for place in parts})
+    recipe = base.rebuilt(parts, {owner: usual[owner] | own[owner] for owner in names if owner != TASK})
     return Settled(options, recipe, own["select"].get("cohort") is not None)
 
 

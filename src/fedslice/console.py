@@ -424,8 +424,9 @@ def list_tables(found: Document) -> Shown:
         parts.append(Entries((row["recipe"], [row["about"], _recipe_settings(row)]) for row in found["recipes"]))
     if "parts" in found:
         parts.append(Text("parts (--set PLACE=PART), with their settings (--set lr=0.1) and defaults"))
-        common = next(row["defaults"] for row in found["parts"] if row["part"] == "sgd" and row["place"] == "local")
-        rows = ((f"{row['place']}={row['part']}", [_part_settings(row, common)]) for row in found["parts"])
+        common = next(row["defaults"] for row in found["parts"] if row["part"] == "plain" and row["place"] == "local")
+        named = ((f"{row['place']}={row['part']}", row) for row in found["parts"])
+        rows = ((name, [_part_settings(row, common), *_origin(row)]) for name, row in named)
         parts.append(Entries(rows))
     if "tasks" in found:
         parts.append(Text("tasks, with their settings (--set items=500) and defaults"))
@@ -473,13 +474,17 @@ def _recipe_settings(row: Document) -> str:
     return f"--set {_words(row['set'])}" if row["set"] else _words(places)
 
 
+def _origin(row: Document) -> list[str]:
+    return [f"from {row['from']}"] if "from" in row else []
+
+
 def _part_settings(row: Document, common: Mapping[str, Any]) -> str:
-    """A part's settings; local methods share those of ``sgd``."""
+    """A part's settings; local methods share those of ``plain``."""
     own = row["defaults"]
-    if row["place"] != "local" or row["part"] == "sgd":
+    if row["place"] != "local" or row["part"] == "plain":
         return _words(own)
     more = _words({key: value for key, value in own.items() if key not in common})
-    return f"as local=sgd, and {more}" if more else "as local=sgd"
+    return f"as local=plain, and {more}" if more else "as local=plain"
 
 
 def _task_lines(row: Document) -> list[str]:

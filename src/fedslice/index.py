@@ -15,7 +15,10 @@ import json
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedslice.core.component import Component
 
 Index = dict[str, list[dict[str, Any]]]
 
@@ -48,6 +51,7 @@ def build() -> Index:
     from fedslice.measure.instruments import INSTRUMENTS
     from fedslice.recipe import PARTS
     from fedslice.recipes import ABOUT, RECIPES
+    from fedslice.registry import is_own
     from fedslice.reproduce.files import load
     from fedslice.reproduce.files import names as exhibits
     from fedslice.tasks import TASKS
@@ -63,9 +67,10 @@ def build() -> Index:
             for name, recipe in RECIPES.items()
         ],
         "parts": [
-            {"place": place, "part": label, "defaults": kind().settings()}
+            part_row(place, label, kind)
             for place, kinds in PARTS.items()
             for label, kind in kinds.items()
+            if is_own(kind)
         ],
         "tasks": [
             {
@@ -84,21 +89,31 @@ def build() -> Index:
     }
 
 
+def part_row(place: str, label: str, kind: type[Component]) -> dict[str, Any]:
+    """The entry of a part, with its default settings by their names inside of it."""
+    from fedslice.settings import flat
+
+    told = flat({place: {"name": label, **kind().settings()}}, (place,))
+    defaults = {key.removeprefix(f"{place}."): value for key, value in told.items() if key != place}
+    return {"place": place, "part": label, "defaults": defaults}
+
+
 def _from_fedavg(name: str) -> dict[str, Any]:
     """What to ``--set`` so that fedavg becomes the recipe: other parts, and settings that are not their defaults."""
+    from fedslice.recipe import PARTS
     from fedslice.recipes import RECIPES
+    from fedslice.settings import flat
 
-    base, wanted = RECIPES["fedavg"], RECIPES[name].settings()
-    changes: dict[str, Any] = {
-        place: part["name"] for place, part in wanted.items() if part["name"] != base.settings()[place]["name"]
-    }
-    reached = base.with_options(changes).settings()
-    owners = [key for part in wanted.values() for key in part]
-    for place, part in wanted.items():
-        for key, value in part.items():
-            if value != reached[place][key]:
-                changes[key if owners.count(key) == 1 else f"{place}.{key}"] = value
-    return changes
+    base, wanted = RECIPES["fedavg"], flat(RECIPES[name].settings(), PARTS)
+    changes = {place: wanted[place] for place, part in base.parts().items() if wanted[place] != part.label}
+    while True:  # inner parts come before their settings, whose defaults are then in place
+        reached = flat(base.with_options(changes).settings(), PARTS)
+        missed = next((key for key, value in wanted.items() if reached.get(key) != value), None)
+        if missed is None:
+            break
+        changes[missed] = wanted[missed]
+    ends = [key.rpartition(".")[2] for key in wanted]
+    return {(end if ends.count(end := key.rpartition(".")[2]) == 1 else key): value for key, value in changes.items()}
 
 
 if __name__ == "__main__":

@@ -6,82 +6,44 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from fedslice import codecs, combine, local, select, server, slices
+from fedslice import codecs, combine, local, registry, select, server, slices
 from fedslice.core import capabilities
-from fedslice.core.errors import UserError, shown, unknown
+from fedslice.core.component import Component, built, described, missing
+from fedslice.core.errors import UserError, shown
 from fedslice.core.part import Part
-from fedslice.settings import assigned, concerned, first_problem
+from fedslice.registry import build
+from fedslice.settings import assigned, first_problem, flat, owners
 
-_KINDS: dict[str, tuple[type[Part], ...]] = {
-    "select": (select.Uniform, select.Everyone, select.FedCS, select.Oort, select.Pooled),
-    "slices": (slices.Whole, slices.FeatureRows, slices.ChannelDropout, slices.Width, slices.Shared),
-    "local": (
-        local.SGD,
-        local.Prox,
-        local.Scaffold,
-        local.Moon,
-        local.FedDyn,
-        local.FedDC,
-        local.FedGen,
-        local.FedNTD,
-        local.Projected,
-        local.FDRL,
-        local.FedRep,
-        local.FedBABU,
-        local.Ditto,
-        local.APFL,
-    ),
-    "codec": (
-        codecs.Dense,
-        codecs.Sign,
-        codecs.TopK,
-        codecs.STC,
-        codecs.Quantize,
-        codecs.FetchSGD,
-        codecs.LBGM,
-        codecs.StreamingSubspace,
-    ),
-    "combine": (combine.Mean, combine.HeatCorrected, combine.Coverage),
-    "server": (
-        server.ServerSGD,
-        server.Momentum,
-        server.Adagrad,
-        server.Adam,
-        server.Yogi,
-        server.ScaffoldApprox,
-        server.Drift,
-    ),
-}
 # What can stand in each place of a recipe, by name.
-PARTS = {place: {kind.label: kind for kind in kinds} for place, kinds in _KINDS.items()}
+PARTS = {place: cast("Mapping[str, type[Part]]", registry.kinds(place)) for place in registry.PLACES}
 _BASES: dict[str, type[Part]] = {
     "select": select.Select,
     "slices": slices.Slices,
-    "local": local.SGD,
+    "local": local.Local,
     "codec": codecs.Codec,
     "combine": combine.Combine,
-    "server": server.Server,
+    "server": server.ServerOptimizer,
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """Six parts, which say how a round goes. Parts that cannot go together are refused here, by name.
 
-    >>> Recipe(slices=slices.FeatureRows(), combine=combine.HeatCorrected()).with_options({"lr": 0.2}).local.lr
-    0.2
+    >>> Recipe(slices=slices.FeatureRows(), combine=combine.HeatCorrected()).with_options({"lr": 0.2})
+    Recipe(slices=FeatureRows(), local=Local(optimizer=SGD(lr=0.2)), combine=HeatCorrected())
     """
 
     select: select.Select = field(default_factory=select.Uniform)
     slices: slices.Slices = field(default_factory=slices.Whole)
-    local: local.SGD = field(default_factory=local.SGD)
+    local: local.Local = field(default_factory=local.Local)
     codec: codecs.Codec = field(default_factory=codecs.Dense)
     combine: combine.Combine = field(default_factory=combine.Mean)
-    server: server.Server = field(default_factory=server.ServerSGD)
+    server: server.ServerOptimizer = field(default_factory=server.ServerSGD)
 
     def __post_init__(self) -> None:
         for place, part in self.parts().items():
@@ -92,7 +54,13 @@ class Recipe:
                     f"Recipe: {place}={shown(part)} is not a part, expected a {_BASES[place].__name__}; write for "
                     f"example {place}={kind.__name__}() from {kind.__module__.rpartition('.')[0]}."
                 )
+            for owner, component in part.tree(place):
+                _check(owner, component)
         capabilities.check(self.parts())
+
+    def __repr__(self) -> str:
+        usual = {one.name: one.default_factory() for one in dataclasses.fields(self) if callable(one.default_factory)}
+        return built("Recipe", self.parts(), usual)
 
     def has(self, place: str, capability: str) -> bool:
         """Return whether the part in this place has a capability; see :mod:`fedslice.core.capabilities`."""
@@ -112,56 +80,108 @@ class Recipe:
     def with_options(self, options: Mapping[str, Any]) -> Recipe:
         """Return the same recipe with other settings.
 
-        A key is a setting of one part (``lr``), a setting of a named part (``local.lr``), or a place of the recipe,
-        whose value is another part (``combine=HeatCorrected()``) or its name (``combine="heat"``). A part that is
-        named takes over the settings that it has in common with the one before.
+        A key is a setting that one part alone has (``lr``), a setting by its full name (``local.lr``,
+        ``codec.inner.share``), or what holds a part: a place of the recipe or a setting such as ``codec.inner``. Its
+        value is then another part (``combine=HeatCorrected()``) or its name (``combine="heat"``). A part that is named
+        takes over the settings that it has in common with the one before.
         """
         parts, rest = self.replaced(options)
         return self.rebuilt(parts, assigned(rest, setting_names(parts)))
 
     def replaced(self, options: Mapping[str, Any]) -> tuple[dict[str, Part], dict[str, Any]]:
-        """Return the parts after the replacements among the options, and the options that are none."""
-        parts = self.parts()
-        for place, part in self.parts().items():
-            if place in options:
-                parts[place] = _replacement(place, options[place], part)
-        return parts, {key: value for key, value in options.items() if key not in parts}
+        """Return the parts after the replacements among the options, inner ones too, and the options that are none."""
+        parts, rest = self.parts(), flat(options, PARTS)
+        for place in PARTS:
+            if place in rest:
+                parts[place] = cast("Part", _replacement(place, rest.pop(place), parts[place]))
+        done: dict[str, str] = {}  # inner parts by full name, with the key that replaced them
+        while found := next(((key, full) for key in rest if (full := _inner(key, parts)) is not None), None):
+            key, full = found
+            if full in done:
+                raise UserError(f"Setting {full} is given twice, as {done[full]!r} and as {key!r}. Give it once.")
+            done[full] = key
+            owner, _, name = full.rpartition(".")
+            before = _components(parts)[full]
+            parts = _put(parts, owner, {name: _replacement(full, rest.pop(key), before)})
+        return parts, rest
 
     def rebuilt(self, parts: Mapping[str, Part], settings: Mapping[str, Mapping[str, Any]]) -> Recipe:
-        """Return the recipe of these parts, with other settings by place."""
-        changed = {
-            place: build(place, type(parts[place]), parts[place].settings() | dict(own))
-            for place, own in settings.items()
-            if own
-        }
-        return dataclasses.replace(self, **{**parts, **changed})  # type: ignore[arg-type]
+        """Return the recipe of these parts, with other settings by owner."""
+        changed = dict(parts)
+        for owner, own in settings.items():
+            if own:
+                changed = _put(changed, owner, own)
+        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return every part's name and hyperparameters."""
+        """Return every part's name and settings; a part inside of another is a table like it."""
         return {place: {"name": part.label, **part.settings()} for place, part in self.parts().items()}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Recipe:
+        """Return the recipe of what :meth:`settings` said, as a run keeps it in its configuration.
+
+        Raises:
+            UserError: If it names a part that nobody has registered, or a setting that a part does not have.
+        """
+        return cls().with_options({place: settings[place] for place in PARTS if place in settings})
 
 
 def setting_names(parts: Mapping[str, Part]) -> dict[str, list[str]]:
-    """Return the names of every part's settings, by place."""
-    return {place: part.setting_names() for place, part in parts.items()}
+    """Return the names of every part's settings, by owner; a part inside of another is an owner like it."""
+    return {owner: component.setting_names() for owner, component in _components(parts).items()}
 
 
-def _replacement(place: str, given: Any, before: Part) -> Part:
+def default(place: str, label: str) -> Part:
+    """Return a part by its name, with its default settings."""
+    return Recipe().replaced({place: label})[0][place]
+
+
+def _components(parts: Mapping[str, Part]) -> dict[str, Component]:
+    return {owner: component for place, part in parts.items() for owner, component in part.tree(place)}
+
+
+def _inner(key: str, parts: Mapping[str, Part]) -> str | None:
+    """The full name of the inner part that an option's key stands for, if it stands for one."""
+    components = _components(parts)
+    found = [f"{owner}.{key.rpartition('.')[2]}" for owner in owners(key, setting_names(parts))]
+    return found[0] if len(found) == 1 and found[0] in components else None
+
+
+def _put(parts: Mapping[str, Part], owner: str, settings: Mapping[str, Any]) -> dict[str, Part]:
+    """The parts with other settings of one of them, or of a part inside of one."""
+    component = _components(parts)[owner]
+    new = build(owner, type(component), component.arguments(settings))
+    outer, _, name = owner.rpartition(".")
+    return _put(parts, outer, {name: new}) if outer else {**parts, owner: cast("Part", new)}
+
+
+def _replacement(owner: str, given: Any, before: Component) -> Component:
     """The part that takes the place of another: itself, or by its name."""
-    if isinstance(given, _BASES[place]):
+    place = before.place
+    if isinstance(given, type(before)) or (isinstance(given, Component) and given.place == place and not before.joined):
         return given
     if not isinstance(given, str):
-        raise UserError(f"{place}={shown(given)}: expected a part or a name, one of: {', '.join(PARTS[place])}.")
-    if given not in PARTS[place]:
-        raise unknown(f"{place} part", given, PARTS[place])
-    kind = PARTS[place][given]
-    common = {name: value for name, value in before.settings().items() if name in kind.setting_names()}
-    return build(place, kind, common)
-
-
-def build(place: str, kind: type[Part], settings: Mapping[str, Any]) -> Part:
-    """Return a part with these settings, or raise a sentence about a wrong one."""
+        known = ", ".join(registry.kinds(place))
+        raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")
+    found = [registry.find(place, name, what=owner) for name in (given.split("+") if before.joined else [given])]
     try:
-        return kind(**settings)
+        chosen = before.chosen(found)
     except ValidationError as error:
-        raise UserError(f"{place}={kind.label}: {first_problem(error)}.", concerned(error, settings)) from None
+        raise UserError(f"{owner}={given}: {first_problem(error)}.") from None
+    if chosen is not None:
+        return chosen
+    (kind,) = found
+    common = {name: value for name, value in before.values().items() if name in kind.setting_names()}
+    return build(owner, kind, common)
+
+
+def _check(owner: str, component: Component) -> None:
+    """Refuse a part of a user's that lacks what every part of its place has."""
+    kind = type(component)
+    if not isinstance(getattr(kind, "label", None), str):
+        name = kind.__name__.lower()
+        raise UserError(f"{owner}: {described(kind)} has no name; give it one, such as label = {name!r}.")
+    if lacking := missing(kind):
+        raise UserError(f"{owner}={kind.label}: {described(kind)} does not define {', '.join(lacking)}.")
+    component.check_settings()

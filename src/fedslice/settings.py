@@ -1,14 +1,15 @@
 """Settings: whose they are, how their values are read, and what is told of a wrong one.
 
 A setting belongs to the task or to a part of the recipe. It is given as ``NAME`` if only one of them has it, and as
-``OWNER.NAME`` in any case; owners are ``task`` and the places of a recipe (``select``, ``slices``, …).
+``OWNER.NAME`` in any case; owners are ``task``, the places of a recipe (``select``, ``slices``, …), and parts inside of
+others by the setting that holds them (``codec.inner``).
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,9 +20,15 @@ TASK = "task"  # the owner of a setting that is no place of a recipe
 
 
 def owners(key: str, names: Mapping[str, Collection[str]]) -> list[str]:
-    """The owners of a setting, given as ``NAME`` or ``OWNER.NAME``, among the setting names by owner."""
+    """The owners of a setting, given as ``NAME`` or ``OWNER.NAME``, among the setting names by owner.
+
+    ``local.lr`` is ``local.optimizer.lr`` too, if ``local`` has no ``lr`` of its own.
+    """
     owner, dot, name = key.rpartition(".")
-    return [one for one, own in names.items() if name in own and (one == owner or not dot)]
+    having = [one for one, own in names.items() if name in own]
+    if not dot or owner in having:
+        return [owner] if dot else having
+    return [one for one in having if one.startswith(f"{owner}.")]
 
 
 def assigned(
@@ -54,6 +61,34 @@ def assigned(
             )
         out[found[0]][name] = value
     return out
+
+
+def flat(settings: Mapping[str, Any], owners: Collection[str]) -> dict[str, Any]:
+    """Settings by dotted names, out of tables as TOML and a run's configuration have them.
+
+    In the table of a part ``name`` stands for the part itself: ``codec = {name = "sign", error_feedback = false}`` is
+    ``codec = "sign"`` and ``codec.error_feedback = false``.
+
+    Args:
+        settings: Values by name, or tables of them.
+        owners: The names whose tables are read so.
+    """
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        nested = isinstance(value, Mapping) and value and key.partition(".")[0] in owners
+        for name, one in _lines(key, value) if nested else [(key, value)]:
+            if name in out:
+                raise UserError(f"Setting {name} is given twice. Give it once.")
+            out[name] = one
+    return out
+
+
+def _lines(key: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _lines(f"{key}.{name}", value)
+        else:
+            yield (key if name == "name" else f"{key}.{name}"), value
 
 
 def is_setting(key: str, names: Mapping[str, Collection[str]]) -> bool:

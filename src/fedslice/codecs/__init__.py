@@ -10,4 +10,6 @@ from fedslice.codecs.stc import STC
 from fedslice.codecs.subspace import StreamingSubspace
 from fedslice.codecs.topk import TopK
 
-__all__ = ["LBGM", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"]
+__all__ = ["LBGM", "PARTS", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"]
+
+PARTS = (Dense, Sign, TopK, STC, Quantize, FetchSGD, LBGM, StreamingSubspace)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class Codec(Part):
     says its number in every header.
     """
 
+    place: ClassVar[str] = "codec"
+
     # --- the client's side
 
     def receive(self, memory: Any, head: Header, down: Slice, body: Body) -> Body:  # noqa: ARG002
@@ -41,6 +44,7 @@ class Codec(Part):
         names = [name for name in value_names(memory.run.spec, down) if name in body]
         return body | {VALUES: merged([body[name] for name in names])} if names else body
 
+    @abstractmethod
     def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:
         """Return the entries of :meth:`fields` for a chunk of clients, all of whose updates are finite or will not be
         taken."""
@@ -62,6 +66,7 @@ class Codec(Part):
         """
         return dict.fromkeys(value_names(state.run.spec, model.part), model)
 
+    @abstractmethod
     def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:
         """Return the update that a message stands for, which the server adds up."""
         raise NotImplementedError
@@ -83,6 +88,7 @@ class Codec(Part):
         """Return the fields of what comes down of the model."""
         return value_fields(spec, down)
 
+    @abstractmethod
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:
         """Return the fields of an upload about these coordinates."""
         raise NotImplementedError

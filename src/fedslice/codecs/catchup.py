@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -60,10 +61,17 @@ class CatchUp(Codec):
     that it lacks.
     """
 
+    @property
+    def provides(self) -> frozenset[str]:
+        """The server's steps come down."""
+        return super().provides | {"sends-steps"}
+
+    @abstractmethod
     def form(self, spec: Spec) -> StepForm:
         """Return what steps look like."""
         raise NotImplementedError
 
+    @abstractmethod
     def apply(self, memory: Any, down: Slice, values: Values, step: Coded) -> None:
         """Add a step, in place, to a client's values [1, ...] on what comes down to it.
 
@@ -103,6 +111,7 @@ class CatchUp(Codec):
         state.coded = None
         state.log.drop(state.run.enrolled.oldest())
 
+    @abstractmethod
     def append(self, state: Any, end: Round) -> None:
         """Append a step that clients can follow by ``state.coded``."""
         raise NotImplementedError

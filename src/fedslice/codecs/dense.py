@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs.base import Codec
 from fedslice.core.entries import merged
 from fedslice.core.fields import value_fields, value_names
 from fedslice.core.message import Body, Fields, Header
-from fedslice.core.part import CHECKED
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.core.update import Update
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Dense(Codec):
     """Send every value at its parameter's own precision."""
 

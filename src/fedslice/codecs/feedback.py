@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,9 @@ class Feedback(Codec):
     """p = Δ + e is compressed to q, which is sent; e ← p − q. Over the rounds Σ q + e = Σ Δ.
 
     The new e counts if the server takes the upload: a client whose update is refused has sent nothing, and its e stays.
+
+    Args:
+        error_feedback: Whether what compression left out is remembered and added to the client's next update.
     """
 
     error_feedback: bool = True
@@ -62,10 +66,12 @@ class Feedback(Codec):
         """The values that the message stands for."""
         return Update(part, part, self.restore(state.run.spec, part, body))
 
+    @abstractmethod
     def compress(self, spec: Spec, part: Slice, values: Values) -> Body:
         """Return the message that stands for these values."""
         raise NotImplementedError
 
+    @abstractmethod
     def restore(self, spec: Spec, part: Slice, body: Body) -> Values:
         """Return the values that a message stands for."""
         raise NotImplementedError

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs.catchup import CatchUp, Steps
@@ -27,7 +26,7 @@ from fedslice.core.entries import OnSlice, as_tensor, on_slice
 from fedslice.core.errors import Refused
 from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.core.part import CHECKED, Round, ServerRun
+from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Line, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.update import RowDelta, Step, Update, flatten, split
@@ -91,7 +90,6 @@ class Sketches(Steps):
         self.velocity = torch.zeros_like(self.error)
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FetchSGD(CatchUp):
     """Each coordinate is added, with a sign, to one of c cells in each of ``rows`` rows; r·c = share·D cells go up.
 
@@ -101,6 +99,12 @@ class FetchSGD(CatchUp):
     estimates' noise as an error, which grows without bound when D/c coordinates share a cell.) Coordinates need no ids:
     their hashes are drawn from the shared seed; a step may touch some that nobody sent. FLSS's paper gives neither
     ``momentum`` nor ``top``.
+
+    Args:
+        rows: Rows of the sketch: a coordinate's estimate is the median of so many cells.
+        share: Cells of the sketch, as a share of the model's values.
+        momentum: Factor of the momentum sketch on the server, ρ.
+        top: Share of the coordinates that the server's step moves.
     """
 
     label = "fetchsgd"
@@ -113,7 +117,7 @@ class FetchSGD(CatchUp):
     @property
     def provides(self) -> frozenset[str]:
         """A zero adds nothing to a sketch, and sketches are summed."""
-        return frozenset({"keeps-zeros", "sums-codes"})
+        return super().provides | {"keeps-zeros", "sums-codes"}
 
     def rules(self) -> Iterable[Rule]:
         """A sketch does not say which parameters it is of: all must travel."""

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs import memory as memories
@@ -18,7 +17,7 @@ from fedslice.core.entries import OnSlice, as_tensor, on_slice, per_client
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.core.part import CHECKED, ClientRun, ServerRun, State
+from fedslice.core.part import ClientRun, ServerRun, State
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
@@ -43,13 +42,15 @@ class LookBacks(State):
         self.close: dict[str, Tensor] = {}
 
 
-@dataclass(frozen=True, config=CHECKED)
 class LBGM(Codec):
     """A parameter's update g goes up as ρ = ⟨g, ℓ⟩/‖ℓ‖² if it is close to the one ℓ that last went up in full.
 
     Close means sin²(g, ℓ) ≤ delta; the server then takes ρ·ℓ. Otherwise g goes up and becomes ℓ. The look-back is by
     parameter, as in the published code (the paper's algorithm takes the model as one vector). Client and server
     remember it each for itself, so a simulation remembers two models per client.
+
+    Args:
+        delta: Largest sin² of the angle to the look-back at which one number is sent, δ; 0 is FedAvg.
     """
 
     label = "lbgm"

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs.base import Codec, scales
@@ -19,7 +18,7 @@ from fedslice.core.entries import OnSlice, as_tensor, on_slice, per_client
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.part import ClientRun
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.core.update import Update
@@ -34,12 +33,14 @@ class _Places(Memory):
         self.index = {n: torch.arange(s.numel(), device=run.device).view(s) for n, s in shapes.items()}
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Quantize(Codec):
     """Each value as one of 2^bits − 1 levels between −s and s, where s is the largest magnitude of the parameter.
 
     A value goes to the level below or above with chances that make the mean exact. Zero is a level, so zeros stay. The
     draw depends on the clients' seed, the round, the client and the coordinate, and on nothing else.
+
+    Args:
+        bits (bits): Bits per value.
     """
 
     label = "quantize"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs.base import signed
@@ -13,12 +12,10 @@ from fedslice.codecs.feedback import Feedback
 from fedslice.core.encodings import Bits, Floats
 from fedslice.core.entries import OnSlice, as_tensor, on_slice
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Sign(Feedback):
     """q = ‖p‖₁/D · sign(p), with D values that the client sends and sign(0) = 1: D bits and one number."""
 

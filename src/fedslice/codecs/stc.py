@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.codecs.base import scales, signed
@@ -23,7 +22,7 @@ from fedslice.core.encodings import Bits, Places
 from fedslice.core.entries import OnSlice, as_tensor, on_slice
 from fedslice.core.errors import Refused
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, Round, ServerRun
+from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.update import RowDelta, Step
@@ -41,12 +40,14 @@ class Residual(Steps):
         self.residual: dict[str, Tensor] = {}
 
 
-@dataclass(frozen=True, config=CHECKED)
 class STC(CatchUp, Feedback):
     """Send the k = ⌈share·n⌉ strongest entries of each parameter, as the mean μ of their magnitudes and their signs.
 
     The server compresses its step in the same way, with a residual of its own, and clients are sent the steps that they
     have missed. FLSS's paper counts D/32 words for a message; at a share of 1/32 the wire takes 0.235 bits per value.
+
+    Args:
+        share: Share of each parameter's entries that go up and come down.
     """
 
     label = "stc"

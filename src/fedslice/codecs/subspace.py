@@ -6,11 +6,10 @@ Federated Learning in Streaming Subspace (FLSS): algorithms 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field, field_validator
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,11 +17,7 @@ from fedslice.codecs.base import Codec
 from fedslice.codecs.basis import Basis, mixed, project, with_directions
 from fedslice.codecs.catchup import COPY, STEPS, CatchUp, Steps, ahead, kept, recalled, sent_values
 from fedslice.codecs.dense import Dense
-from fedslice.codecs.lbgm import LBGM
 from fedslice.codecs.log import NOTHING, Coded, StepForm
-from fedslice.codecs.quantize import Quantize
-from fedslice.codecs.sign import Sign
-from fedslice.codecs.topk import TopK
 from fedslice.core.capabilities import Rule
 from fedslice.core.encodings import Floats
 from fedslice.core.entries import Maybe, OnSlice, View, as_tensor
@@ -31,7 +26,7 @@ from fedslice.core.fields import VALUES, named, value_fields
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Fields, Header
 from fedslice.core.message import Field as MessageField
-from fedslice.core.part import CHECKED, ClientRun, Round, ServerRun
+from fedslice.core.part import ClientRun, Round, ServerRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.update import RowDelta, Step, Update, flatten, split
@@ -42,7 +37,6 @@ from fedslice.room import free_memory, gib
 CODE = "coefficients"  # the field, and the one parameter of the space in which coefficients are summed
 BASIS, MIX = "basis", "mix"
 _WHOLE = 1  # the layout of a step that is values; above, twice the rank: coefficients; one more: values and a new basis
-INNER: dict[str, type[Codec]] = {kind.label: kind for kind in (Dense, Sign, TopK, Quantize, LBGM)}
 
 
 class Subspace(Steps):
@@ -104,7 +98,6 @@ class SubspaceMemory(Memory):
         self.inner = inner
 
 
-@dataclass(frozen=True, config=CHECKED)
 class StreamingSubspace(CatchUp):
     """Send ``rank`` coefficients per client after ``warmup`` plain rounds, and a full update every ``every`` rounds.
 
@@ -120,9 +113,9 @@ class StreamingSubspace(CatchUp):
 
     Args:
         rank: Directions of the basis, R.
-        warmup: Rounds whose updates are sampled for the first basis, L.
-        every: A full round comes every so many rounds after the warm-up; 0 for none, and the basis stays as it is
-            (F-Sub of table 4).
+        warmup (rounds): Rounds whose updates are sampled for the first basis, L.
+        every (rounds): A full round comes every so many rounds after the warm-up; 0 for none, and the basis stays as it
+            is (F-Sub of table 4).
         decay: λ, the factor by which the past loses weight in every full round.
         inner: The codec by which full updates go up.
     """
@@ -133,21 +126,26 @@ class StreamingSubspace(CatchUp):
     warmup: Annotated[int, Field(ge=1, le=10**9)] = 200
     every: Annotated[int, Field(ge=0, le=10**9)] = 5
     decay: Annotated[float, Field(ge=0, le=1)] = 1.0
-    inner: Literal["dense", "sign", "topk", "quantize", "lbgm"] = "dense"
+    inner: Codec = Dense()
+
+    @field_validator("inner")
+    @classmethod
+    def _sends_updates(cls, inner: Codec) -> Codec:
+        if "sends-steps" in inner.provides:
+            raise ValueError(
+                f"{inner.label} sends the server's steps down, as codec=subspace does itself; give a codec for uploads "
+                "alone, such as sign"
+            )
+        return inner
 
     @property
     def provides(self) -> frozenset[str]:
         """A zero adds nothing to a coefficient, and coefficients are summed; in full rounds as the inner codec does."""
-        return frozenset({"sums-codes", "basis"}) | (self.part.provides & {"keeps-zeros", "remembers"})
+        return super().provides | {"sums-codes", "basis"} | (self.inner.provides & {"keeps-zeros", "remembers"})
 
     def rules(self) -> Iterable[Rule]:
         """What the inner codec refuses."""
-        yield from self.part.rules()
-
-    @property
-    def part(self) -> Codec:
-        """The inner codec."""
-        return INNER[self.inner]()
+        yield from self.inner.rules()
 
     def is_full(self, state: Subspace, t: int) -> bool:
         """Return whether whole updates travel in round ``t``."""
@@ -174,19 +172,19 @@ class StreamingSubspace(CatchUp):
                 f"codec=subspace: {self.rank:,} directions of {spec.size:,} parameters take {gib(need)} where "
                 f"{gib(free)} of memory are free; give a smaller rank."
             )
-        return Subspace(run, self.form(spec), self.rank, sampled, self.part.server_state(run))
+        return Subspace(run, self.form(spec), self.rank, sampled, self.inner.server_state(run))
 
     def enrol(self, state: Subspace, clients: Tensor, facts: Body) -> None:
         """For the inner codec."""
-        self.part.enrol(state.inner, clients, facts)
+        self.inner.enrol(state.inner, clients, facts)
 
     def leave(self, state: Subspace, clients: Tensor, facts: Body) -> None:
         """For the inner codec."""
-        self.part.leave(state.inner, clients, facts)
+        self.inner.leave(state.inner, clients, facts)
 
     def forget(self, state: Subspace, clients: Tensor) -> None:
         """For the inner codec."""
-        self.part.forget(state.inner, clients)
+        self.inner.forget(state.inner, clients)
 
     def layout(self, state: Subspace, t: int) -> int:
         """Return twice the rank of the basis, and one more if coefficients travel."""
@@ -213,7 +211,7 @@ class StreamingSubspace(CatchUp):
     def decode(self, state: Subspace, head: Header, part: Slice, body: Body) -> Update:
         """Coefficients as they are, which are summed; on a full round what the inner codec makes of it."""
         if CODE not in body:
-            return self.part.decode(state.inner, head, part, body)
+            return self.inner.decode(state.inner, head, part, body)
         code = as_tensor(body[CODE])
         space = Slice.whole(len(code), {CODE: code.shape[1:]})
         return Update(space, space, {CODE: code.to(state.run.device)})
@@ -221,12 +219,12 @@ class StreamingSubspace(CatchUp):
     def taken(self, state: Subspace, head: Header, update: Update, taken: Tensor) -> None:
         """For the inner codec."""
         if not head.layout & 1:
-            self.part.taken(state.inner, head, update, taken)
+            self.inner.taken(state.inner, head, update, taken)
 
     def expand(self, state: Subspace, t: int, mean: Step) -> Step:
         """P·g̃, once for the whole cohort, with the basis that made the codes."""
         if self.is_full(state, t):
-            return self.part.expand(state.inner, t, mean)
+            return self.inner.expand(state.inner, t, mean)
         if CODE not in mean:
             return mean
         basis, code = state.basis, mean[CODE].values
@@ -238,7 +236,7 @@ class StreamingSubspace(CatchUp):
 
     def observe(self, state: Subspace, end: Round) -> None:
         """Sample the trajectory, then follow it on full rounds (algorithm 1)."""
-        self.part.observe(state.inner, end)
+        self.inner.observe(state.inner, end)
         super().observe(state, end)
         if end.number < self.warmup and len(state.sampled) < self.warmup and not state.space:
             state.sampled.append(flatten(end.change, state.run.spec.shapes))
@@ -312,11 +310,11 @@ class StreamingSubspace(CatchUp):
 
     def client_memory(self, run: ClientRun, place: str) -> SubspaceMemory:
         """Nothing has come down yet."""
-        return SubspaceMemory(run, place, self.part.client_memory(run, f"{place}.inner"))
+        return SubspaceMemory(run, place, self.inner.client_memory(run, f"{place}.inner"))
 
     def introduce(self, memory: SubspaceMemory, clients: Tensor) -> Body:
         """For the inner codec."""
-        return self.part.introduce(memory.inner, clients)
+        return self.inner.introduce(memory.inner, clients)
 
     def receive(self, memory: Any, head: Header, down: Slice, body: Body) -> Body:
         """Take model and basis as they come, or lead both from what is kept by the steps.
@@ -378,14 +376,14 @@ class StreamingSubspace(CatchUp):
     def encode(self, memory: SubspaceMemory, head: Header, update: Update, came: Body) -> Body:
         """g̃ = Pᵀg, or on a full round g itself, as the inner codec sends it."""
         if not head.layout & 1:
-            return self.part.encode(memory.inner, head, update, came)
+            return self.inner.encode(memory.inner, head, update, came)
         return {CODE: project(came[BASIS], update, head.layout >> 1, memory.run.spec.dtype)}
 
     # --- what both sides derive
 
     def facts(self, spec: Spec) -> Fields:
         """Those of the inner codec."""
-        return self.part.facts(spec)
+        return self.inner.facts(spec)
 
     def layouts(self, spec: Spec) -> Iterable[int]:  # noqa: ARG002
         """Before there is a basis, and with one of all directions: on full rounds, and on others."""
@@ -395,7 +393,7 @@ class StreamingSubspace(CatchUp):
         """The coefficients, or on a full round what the inner codec sends."""
         if layout & 1:
             return {CODE: _coefficients(spec, layout >> 1)}
-        return self.part.fields(spec, part, 0)
+        return self.inner.fields(spec, part, 0)
 
     def send_fields(self, spec: Spec, down: Slice, layout: int) -> Fields:
         """Values or steps; with values the basis, if there is one."""
@@ -431,7 +429,7 @@ class StreamingSubspace(CatchUp):
     def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:
         """One per coefficient, or as the inner codec counts."""
         if CODE not in sizes:
-            return self.part.words(spec, part, sizes)
+            return self.inner.words(spec, part, sizes)
         return sizes[CODE].double() / spec.dtype.itemsize
 
 

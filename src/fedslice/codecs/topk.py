@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass
-
 from fedslice.codecs.feedback import Feedback
 from fedslice.codecs.sparse import Share, entry_fields, strongest_of
 from fedslice.core.entries import OnSlice, on_slice
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 
 
-@dataclass(frozen=True, config=CHECKED)
 class TopK(Feedback):
-    """k = ⌈share·n⌉ entries of each parameter at full precision; the others count as zeros that were sent."""
+    """k = ⌈share·n⌉ entries of each parameter at full precision; the others count as zeros that were sent.
+
+    Args:
+        share: Share of each parameter's entries that go up.
+    """
 
     label = "topk"
 

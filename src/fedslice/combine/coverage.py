@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
-from pydantic.dataclasses import dataclass
-
-from fedslice.combine.base import Combine
+from fedslice.combine.base import Weighted
 from fedslice.core.capabilities import Rule
-from fedslice.core.part import CHECKED
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Coverage(Combine):
+class Coverage(Weighted):
     """W = Σ w_i·W_i·M_i / Σ w_i·M_i per coordinate; where nobody sent, the old value stays."""
 
     label = "coverage"
-
-    weights: Literal["samples", "uniform"] = "samples"
 
     @property
     def provides(self) -> frozenset[str]:

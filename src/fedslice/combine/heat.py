@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.combine.accumulator import Accumulator
-from fedslice.combine.base import Combine
+from fedslice.combine.base import Total, Weighted
 from fedslice.core.facts import row_fields, row_name
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, Positive, ServerRun, State
+from fedslice.core.part import Positive, ServerRun, State
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec
 from fedslice.core.update import Step
@@ -35,20 +33,21 @@ class Heat(State):
         self.weight: Values = {group.name: torch.zeros(group.rows).double() for group in run.spec.groups}
 
 
-@dataclass(frozen=True, config=CHECKED)
-class HeatCorrected(Combine):
-    """X_m += (N / n_m) · mean over the cohort of Δ_{i,m}.
+class HeatCorrected(Weighted):
+    """Multiply a table row's mean update by N/n_m, where n_m of the N clients hold the row.
 
-    A row that few clients hold gets few updates; the factor N/n_m makes the expected step of every row the mean
-    over its own holders. With sample weights it is W/W_m (appendix D.4), and ``estimator`` says how the cohort's
-    sum stands for the population's: ``ratio`` divides by the cohort's own weight (bounded, slightly biased),
-    ``horvitz-thompson`` by its expectation (exactly unbiased, more variable). A row with a single holder is
-    amplified N/K times; ``max_coef`` bounds the factor.
+    X_m += (N / n_m) · mean over the cohort of Δ_{i,m}. A row that few clients hold gets few updates; the factor makes
+    the expected step of every row the mean over its own holders. With sample weights it is W/W_m (appendix D.4), and
+    ``estimator`` says how the cohort's sum stands for the population's.
+
+    Args:
+        estimator: ``ratio`` divides by the cohort's weight: bounded, slightly biased. ``horvitz-thompson`` divides by
+            the expected weight: unbiased, with more variance.
+        max_coef: Upper bound of the factor N/n_m; without it a row with a single holder is scaled by N.
     """
 
     label = "heat"
 
-    weights: Literal["samples", "uniform"] = "samples"
     estimator: Literal["ratio", "horvitz-thompson"] = "ratio"
     max_coef: Positive | None = None
 
@@ -92,7 +91,7 @@ class HeatCorrected(Combine):
             coef.clamp_(max=self.max_coef)
         return coef.to(spec.dtypes[table]).to(state.run.device)
 
-    def correct(self, state: Heat, mean: Step, total: Accumulator) -> Step:
+    def correct(self, state: Heat, mean: Step, total: Total) -> Step:
         """Line 9, on the rows that the cohort touched."""
         if not mean or not self.total_weight(state):  # nobody sent anything that could be used, or all have left
             return mean

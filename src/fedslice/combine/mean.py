@@ -1,20 +1,12 @@
 """The mean of FedAvg."""
 
-from typing import Literal
-
-from pydantic.dataclasses import dataclass
-
-from fedslice.combine.base import Combine
-from fedslice.core.part import CHECKED
+from fedslice.combine.base import Weighted
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Mean(Combine):
+class Mean(Weighted):
     """X += Σ w_i·Δ_i / Σ w_i over the cohort; a coordinate that a client does not hold counts as a zero update."""
 
     label = "mean"
-
-    weights: Literal["samples", "uniform"] = "samples"
 
     @property
     def provides(self) -> frozenset[str]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-from fedslice.commands import clients, exhibit, features, look, train
+from fedslice.commands import clients, exhibit, explain, features, look, train
 from fedslice.commands.app import Command, app
 
 # In the order in which help lists them.
 _COMMANDS: dict[str, Callable[..., None]] = {
     "list": look.list_,
+    "explain": explain.explain,
     "inspect": look.inspect,
     "run": train.run,
     "compare": train.compare,

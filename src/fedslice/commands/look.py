@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedslice import console, index
+from fedslice import console, index, registry
 from fedslice.commands.app import (
     Data,
     Json,
@@ -178,7 +178,22 @@ def list_(
         kind: [row | ({"settings": list(row["defaults"])} if "defaults" in row else {}) for row in found[kind]]
         for kind in kinds
     }
+    if "parts" in document and registry.has_entry_points():
+        document["parts"] += _outside()
     show(document, as_json, console.list_tables)
+
+
+def _outside() -> list[dict[str, Any]]:
+    """The parts that installed packages bring, with where they come from."""
+    with loading():
+        parts = registry.outside()
+    for problem in registry.load_entry_points().values():
+        say(f"fedslice: {problem}")
+    rows = [index.part_row(kind.place, kind.label, kind) for kind in parts]
+    return [
+        row | {"settings": list(row["defaults"]), "from": registry.origin(kind)}
+        for row, kind in zip(rows, parts, strict=True)
+    ]
 
 
 def _list_combinations(as_json: bool) -> None:

@@ -15,14 +15,18 @@ slices   redraws                 a client holds other coordinates in every round
 slices   nothing                 nothing is exchanged
 local    follows-gradient        the end of a coordinate whose gradient is zero is known without training
 local    uniform-drift           that end is the start less an amount per client times a direction that the server knows
+local    sums-gradients          an update is a sum of gradients times factors that are the same for all coordinates
+local    plain-steps             a step is its gradient times the learning rate
 local    accumulates             clients add up their updates and count on a server that does
 codec    keeps-zeros             a zero arrives as zero
 codec    exact                   every value arrives as it was
 codec    carries-values          it can send values as well as differences
 codec    sums-codes              codes are summed, and only the sum is decoded
+codec    sends-steps             the server's steps come down in place of its model
 codec    basis                   clients know an orthonormal basis of the updates
 codec    remembers               a memory per client, written once a round
 combine  per-sender              each coordinate is divided by the weight of those who sent it
+combine  needs-updates           it looks at every client's update, and not at their sum
 combine  plain                   the step is the mean of the updates, unchanged
 server   plain                   the model moves by the step times a constant
 server   adds-drift              the clients' mean drift is added to the model

@@ -7,7 +7,6 @@ runs on; no method takes both.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from fedslice.core.capabilities import Rule
+from fedslice.core.component import CHECKED as CHECKED  # noqa: PLC0414 # for parts that are decorated
+from fedslice.core.component import Component
 from fedslice.core.facts import FACTS
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Fields
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from fedslice.training.devices import Devices
     from fedslice.training.enrolled import Enrolled
 
-# Settings of parts are checked where they are given: a wrong value never reaches a round. Strict: true is not 1.0.
-CHECKED = ConfigDict(extra="forbid", arbitrary_types_allowed=True, strict=True)
 Count = Annotated[
     int, BeforeValidator(lambda given: given.item() if isinstance(given, np.generic) else given), Field(ge=1, le=10**9)
 ]
@@ -89,7 +88,7 @@ class ClientRun:
         """Return the number of samples that each of these clients trains on in a round, passes counted [clients]."""
         recipe = self.spec.recipe
         sizes = self.task.federation.train.sizes_of(clients).cpu()
-        return recipe.local.samples(sizes, recipe.select.batch_scale())
+        return recipe.local.sampler.samples(sizes, recipe.select.batch_scale())
 
     @property
     def slices_memory(self) -> Memory:
@@ -188,14 +187,12 @@ class State:
                 setattr(self, name, type(value)(state[name].item()))
 
 
-class Part:
+class Part(Component):
     """A part of a recipe. Its constructor takes hyperparameters and nothing else.
 
     The methods below are what every part may declare and do; those of its own place come on top. All of them have a
     default that does nothing.
     """
-
-    label: ClassVar[str]  # the part's name in tables, experiment files and on the command line
 
     @property
     def provides(self) -> frozenset[str]:
@@ -259,14 +256,3 @@ class Part:
     def up_fields(self, spec: Spec, part: Slice) -> Fields:  # noqa: ARG002
         """Return fields that go up beside the update, in a message about these coordinates."""
         return {}
-
-    # --- settings
-
-    def settings(self) -> dict[str, Any]:
-        """The hyperparameters, as they were given."""
-        return {name: getattr(self, name) for name in self.setting_names()}
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        """The names of the hyperparameters."""
-        return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]

@@ -1,41 +1,36 @@
-"""Ditto: every client has a model of its own, near the global one (Li et al. 2021, algorithm 1)."""
+"""Ditto: every client has a model of its own, near the global one.
+
+Ditto: Fair and Robust Federated Learning Through Personalization
+    Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic.dataclasses import dataclass
-from torch import Tensor
-
-from fedslice.core.part import CHECKED, NonNegative
+from fedslice.core.part import NonNegative
 from fedslice.core.slice import Values
-from fedslice.local.sgd import Forward
-from fedslice.local.twin import Twin
-from fedslice.task import Loss
+from fedslice.local.own_model import OwnModel
 
 if TYPE_CHECKING:
-    from fedslice.training.work import Batch, Work
+    from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Ditto(Twin):
+class Ditto(OwnModel):
     """v minimises F_i(v) + (λ/2)·‖v − X‖², where X is the model that came down; w is trained as in FedAvg.
 
-    Both take as many steps, at the same rate. ``pull`` is λ.
+    Both take as many steps, at the same rate.
+
+    Args:
+        pull: λ.
     """
 
     label = "ditto"
 
     pull: NonNegative = 0.1
 
-    def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
-        """Both losses; the pull is in the direction."""
-        shared, own = (
-            super(Ditto, self).objective(forward, loss, model, batch, work, s) for model in self.models(parameters)
-        )
-        return shared + own
-
-    def own_direction(self, gradient: Values, own: Values, work: Work) -> Values:
-        """∇F_i(v) + λ·(v − X), then clipped like any other."""
-        pulled = {n: g.add(own[n] - work.start[n], alpha=self.pull) for n, g in gradient.items()}
-        return super().own_direction(pulled, own, work)
+    def gradient(self, gradient: Values, parameters: Values, work: Work) -> Values:
+        """Return the gradient of w, and ∇F_i(v) + λ·(v − X)."""
+        at = self.own(parameters)
+        pulled = {n: g.add(at[n] - work.start[n], alpha=self.pull) for n, g in self.own(gradient).items()}
+        return gradient | self.labelled(pulled)

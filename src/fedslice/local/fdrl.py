@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.linalg import vector_norm
@@ -14,15 +13,14 @@ from torch.nn import functional as F
 from fedslice.core.errors import UserError
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body
-from fedslice.core.part import CHECKED, ClientRun, NonNegative
+from fedslice.core.part import ClientRun, NonNegative
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
-from fedslice.local.sgd import SGD, Forward, mean_loss
+from fedslice.local.term import Step, Term
 from fedslice.models.discriminative import ENCODERS
-from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.training.work import Batch, Work
+    from fedslice.training.work import Work
 
 
 class EncoderMemory(Memory):
@@ -39,13 +37,12 @@ class EncoderMemory(Memory):
             if name not in children:
                 raise UserError(
                     f"local=fdrl needs a model with submodules 'shared' and 'private', and {whose} has no {name!r}; "
-                    "build one with fedslice.models.discriminative.Discriminative, or use local=sgd."
+                    "build one with fedslice.models.discriminative.Discriminative, or use local=plain."
                 )
         self.pairs = _pairs(run.spec)
 
 
-@dataclass(frozen=True, config=CHECKED)
-class FDRL(SGD):
+class FDRL(Term):
     """Adds α·S_m + β·S_r for a model with the submodules ``shared`` (W) and ``private`` (Q), trained together.
 
     ``published``: S_m = exp(−Σ_l ‖W_l − Q_l‖ / Σ_l (‖W_l‖ + ‖Q_l‖)) over the weights, not the biases, that both
@@ -54,9 +51,15 @@ class FDRL(SGD):
     S_m = ½·Σ_l ‖W_l + Q_l‖² and S_r = ½·mean ‖z_W + z_Q‖², which are, for encoders that are linear.
 
     Of a table, the rows that a client holds are compared.
+
+    Args:
+        alpha: α.
+        beta: β.
+        distance: Form of both distances.
     """
 
     label = "fdrl"
+    activations = ENCODERS
     follows_gradient = False  # S_m moves rows of a table that no batch names
 
     alpha: NonNegative = 1.0
@@ -73,7 +76,7 @@ class FDRL(SGD):
             )
         return memory
 
-    def bring(
+    def constants(
         self,
         memory: EncoderMemory,
         clients: Tensor,  # noqa: ARG002
@@ -85,31 +88,26 @@ class FDRL(SGD):
         flags = {name: layout.held(name) for pair in memory.pairs for name in pair}
         return {n: _beside(held, len(layout.shapes[n])) for n, held in flags.items() if held is not None}
 
-    def objective(
-        self,
-        forward: Forward,
-        loss: Loss,
-        parameters: Values,
-        batch: Batch,
-        work: Work,
-        s: int,  # noqa: ARG002
-    ) -> Tensor:
-        """The loss, and how alike the two encoders and what they give are."""
-        output, (shared, private) = forward.seen(ENCODERS, parameters, batch.features)
-        total = mean_loss(loss, output, batch)
-        if self.alpha:
-            assert isinstance(work.memory, EncoderMemory)
-            own = {n: parameters[n] * mine for n, mine in work.aside.items()}
-            pairs = [(own.get(w, parameters[w]), own.get(q, parameters[q])) for w, q in work.memory.pairs]
-            total = total + self.alpha * self.likeness(pairs)
-        if self.beta:
-            if shared.shape != private.shape:
-                raise UserError(
-                    f"local=fdrl compares what 'shared' and 'private' give, and their outputs have shapes "
-                    f"{list(shared.shape[2:])} and {list(private.shape[2:])}; make them one shape, or give beta=0."
-                )
-            total = total + self.beta * (self.agreement(shared.flatten(2), private.flatten(2)) * batch.share).sum(1)
-        return total
+    def penalty(self, step: Step, work: Work) -> Tensor | None:
+        """Return α·S_m."""
+        if not self.alpha:
+            return None
+        own = {n: step.parameters[n] * mine for n, mine in work.constants.items()}
+        names = work.memory.pairs
+        pairs = [(own.get(w, step.parameters[w]), own.get(q, step.parameters[q])) for w, q in names]
+        return self.alpha * self.likeness(pairs)
+
+    def loss(self, step: Step, work: Work) -> Tensor | None:  # noqa: ARG002
+        """Return β·S_r."""
+        if not self.beta:
+            return None
+        shared, private = (step.seen.activations[name] for name in ENCODERS)
+        if shared.shape != private.shape:
+            raise UserError(
+                f"local=fdrl compares what 'shared' and 'private' give, and their outputs have shapes "
+                f"{list(shared.shape[2:])} and {list(private.shape[2:])}; make them one shape, or give beta=0."
+            )
+        return self.beta * (self.agreement(shared.flatten(2), private.flatten(2)) * step.batch.share).sum(1)
 
     def likeness(self, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Return S_m of every client [clients], from the encoders' weights [clients, …]."""

@@ -1,4 +1,8 @@
-"""FedBABU: the body is trained, the head stays as it was drawn (Oh et al. 2022)."""
+"""FedBABU: the body is trained, the head stays as it was drawn.
+
+FedBABU: Toward Enhanced Representation for Federated Image Classification
+    Jaehoon Oh, SangMook Kim, Se-Young Yun. ICLR 2022.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.part import ClientRun
 from fedslice.local.last_layer import HeadMemory
-from fedslice.local.sgd import SGD
+from fedslice.local.term import Term
 
 if TYPE_CHECKING:
     from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
-class FedBABU(SGD):
+class FedBABU(Term):
     """Every client's last Linear layer is the initial one, until the model is fine-tuned, head and all, for its own."""
 
     label = "fedbabu"
@@ -27,11 +29,10 @@ class FedBABU(SGD):
         """Find the head."""
         return HeadMemory(run, place, f"local={self.label}")
 
-    def still(self, work: Work, s: int) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Return the head of everyone."""
-        assert isinstance(work.memory, HeadMemory)
+    def frozen(self, work: Work, s: int) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Return the head, for everyone."""
         return dict.fromkeys(work.memory.head, torch.ones_like(work.clients, dtype=torch.bool))
 
-    def tuner(self) -> SGD:
-        """Return plain SGD, for the whole model."""
-        return self.plain()
+    def tuning(self) -> tuple[Term, ...]:
+        """Return nothing: the whole model is tuned."""
+        return ()

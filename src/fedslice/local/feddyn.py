@@ -2,21 +2,26 @@
 
 Federated Learning Based on Dynamic Regularization
     Durmus Alp Emre Acar, Yue Zhao, Ramon Matas, Matthew Mattina, Paul Whatmough, Venkatesh Saligrama. ICLR 2021.
+
+With SCAFFOLD's term beside it the method is FedDC, whose control variates contain the pull of the drift:
+
+FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction
+    Liang Gao, Huazhu Fu, Li Li, Yingwen Chen, Ming Xu, Cheng-Zhong Xu. CVPR 2022.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.message import Body
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import ClientRun, Positive
 from fedslice.core.slice import Axis, Slice, Values
-from fedslice.local.memory import Corrected, remembered_rows
+from fedslice.local.memory import ParameterMemory, exchanged, remembering
+from fedslice.local.term import Term
 
 if TYPE_CHECKING:
     from fedslice.training.work import Work
@@ -24,13 +29,16 @@ if TYPE_CHECKING:
 _DRIFT = "drift"
 
 
-@dataclass(frozen=True, config=CHECKED)
-class FedDyn(Corrected):
+class FedDyn(Term):
     """Minimises F_i(x) − ⟨h_i, x⟩ + (α/2)·‖x − X‖², then h_i ← h_i − α·(x − X).
 
     So h_i = −α·d_i, where d_i, the client's drift, is the sum of all its updates; d_i is what it remembers, and
     ``server=drift`` remembers the clients' mean of it. Where the client's steps find a minimum, h_i is its gradient
-    there. A row of a table that no batch ever named has neither a gradient nor a drift, and stays where it is.
+    there. A row of a table that no batch ever named has neither a gradient nor a drift, and stays where it is. What
+    the term adds is not clipped.
+
+    Args:
+        alpha: α.
     """
 
     label = "feddyn"
@@ -45,7 +53,7 @@ class FedDyn(Corrected):
 
     def rules(self) -> Iterable[Rule]:
         """The server has to know the clients' mean drift."""
-        yield from super().rules()
+        yield from remembering(self.label)
         yield Rule(
             "server",
             "adds-drift",
@@ -54,26 +62,26 @@ class FedDyn(Corrected):
             "server=drift.",
         )
 
-    def rows(self, memory: Any, table: str, clients: Tensor) -> Axis | None:
+    def client_memory(self, run: ClientRun, place: str) -> ParameterMemory:
+        """Return the memory of d_i, which is zero at first."""
+        return ParameterMemory(run, place)
+
+    def moved_rows(self, memory: ParameterMemory, table: str, clients: Tensor) -> Axis | None:
         """Return where d_i is not zero."""
-        return remembered_rows(memory, _DRIFT, table, clients)
+        return memory.remembered_rows(_DRIFT, table, clients)
 
-    def bring(self, memory: Any, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:
-        """−h_i = α·d_i, on top of what else corrects the steps."""
-        aside, exchanged = super().bring(memory, clients, layout, down, came), self.exchanged(layout, down)
-        for name in exchanged.axes:
-            pull = self.alpha * self.recall(memory, _DRIFT, name, clients, exchanged)[0]
-            aside[name] = aside[name] + pull if name in aside else pull
-        return aside
+    def constants(self, memory: ParameterMemory, clients: Tensor, layout: Slice, down: Slice, came: Body) -> Values:  # noqa: ARG002
+        """Return −h_i = α·d_i, for the parameters that travel."""
+        part = exchanged(layout, down)
+        return {name: self.alpha * memory.recall(_DRIFT, name, clients, part)[0] for name in part.axes}
 
-    def direction(self, gradient: Values, parameters: Values, work: Work) -> Values:
-        """g − h_i + α·(x − X)."""
-        own, start = super().direction(gradient, parameters, work), work.start
-        return {n: g.add(parameters[n] - start[n], alpha=self.alpha) if n in work.aside else g for n, g in own.items()}
+    def correct(self, gradient: Values, parameters: Values, work: Work) -> Values:
+        """Return g − h_i + α·(x − X)."""
+        own = {n: g + work.constants[n] for n, g in gradient.items() if n in work.constants}
+        return gradient | {n: g.add_(parameters[n] - work.start[n], alpha=self.alpha) for n, g in own.items()}
 
-    def keep(self, work: Work, end: Values) -> None:
+    def update_memory(self, work: Work, end: Values) -> None:
         """d_i += x − X."""
-        super().keep(work, end)
-        for name in work.aside:
-            before, _ = self.recall(work.memory, _DRIFT, name, work.clients, work.layout)
-            self.remember(work, _DRIFT, name, before + (end[name] - work.start[name]))
+        for name in work.constants:
+            before, _ = work.memory.recall(_DRIFT, name, work.clients, work.layout)
+            work.memory.remember(work, _DRIFT, name, before + (end[name] - work.start[name]))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import torch
 from pydantic import Field as Setting
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
@@ -21,15 +20,14 @@ from fedslice.core.errors import UserError
 from fedslice.core.facts import facts
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, ClientRun, Count, NonNegative, Positive, Round, ServerRun, State
+from fedslice.core.part import ClientRun, Count, NonNegative, Positive, Round, ServerRun, State
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
-from fedslice.local.sgd import SGD, Forward
+from fedslice.local.term import Step, Term
 from fedslice.network.head import Head, class_head, head
-from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.training.work import Batch, Work
+    from fedslice.training.work import Work
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of a parameter
 
@@ -158,8 +156,7 @@ class GeneratorMemory(Memory):
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
-@dataclass(frozen=True, config=CHECKED)
-class FedGen(SGD):
+class FedGen(Term):
     """Adds the loss of the client's last layer on generated features: F_i(x) + λ·mean[ℓ(head_x(G(y, ε)), y)].
 
     The classes y are drawn as often as all clients' labels, ε is uniform. After each round the server trains G by Adam
@@ -168,6 +165,13 @@ class FedGen(SGD):
     diversity loss, no weights by class, and clients meet the generator before it was trained.
 
     A client tells once how often each class occurs among its samples.
+
+    Args:
+        weight: Weight of the loss on generated features, λ; 0 is FedAvg.
+        generated (samples): Generated samples beside each batch, and in each step of the server.
+        server_steps (steps): Steps in which the server trains the generator after every round.
+        generator_lr: Learning rate of the generator's Adam.
+        width: Size of the noise and of the generator's hidden layer.
     """
 
     label = "fedgen"
@@ -180,7 +184,6 @@ class FedGen(SGD):
 
     def rules(self) -> Iterable[Rule]:
         """Refuse slices with which clients have heads that the server does not know."""
-        yield from super().rules()
         for capability in ("remembers", "narrows"):
             yield Rule(
                 "slices",
@@ -222,20 +225,19 @@ class FedGen(SGD):
         """Refuse labels that are not the numbers of the last layer's outputs."""
         return GeneratorMemory(run, place, class_head(run.task, least=2, method=f"local={self.label}"), self)
 
-    def objective(self, forward: Forward, loss: Loss, parameters: Values, batch: Batch, work: Work, s: int) -> Tensor:
-        """Return the loss on the batch, and on generated features."""
+    def penalty(self, step: Step, work: Work) -> Tensor:
+        """Return the loss on generated features."""
         memory = work.memory
-        assert isinstance(memory, GeneratorMemory)
-        weight, *bias = (parameters[name] for name in memory.head)
-        key = memory.run.seed, rng.Purpose.NOISE, work.round, work.clients.cpu().numpy()[:, None], s
+        weight, *bias = (step.parameters[name] for name in memory.head)
+        key = memory.run.seed, rng.Purpose.NOISE, work.round, work.clients.cpu().numpy()[:, None], step.number
         classes, given = draw(key, work.came["shares"][0], self.generated, self.width, weight.detach())
         values = memory.generator(work.came["generator"][0], weight.detach())  # all clients are sent the same one
         with torch.no_grad():
             features = vmap(lambda one: generate(values, one))(given)
         output = features @ weight.mT
         output = output + bias[0][:, None] if bias else output
-        extra = loss(output.flatten(0, 1), classes.flatten()).view(classes.shape).mean(1)
-        return super().objective(forward, loss, parameters, batch, work, s) + self.weight * extra
+        extra = step.loss(output.flatten(0, 1), classes.flatten()).view(classes.shape).mean(1)
+        return self.weight * extra
 
     # --- what both sides derive
 

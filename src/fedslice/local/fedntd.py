@@ -1,4 +1,8 @@
-"""FedNTD: what the received model says of the wrong classes is not forgotten (Lee et al. 2022; FLSS, appendix D)."""
+"""FedNTD: what the received model says of the wrong classes is not forgotten (FLSS, appendix D).
+
+Preservation of the Global Knowledge by Not-True Distillation in Federated Learning
+    Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun. NeurIPS 2022.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,26 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.memory import Memory
-from fedslice.core.part import CHECKED, ClientRun, NonNegative, Positive
-from fedslice.core.slice import Values
-from fedslice.local.sgd import SGD, Forward, mean_loss
+from fedslice.core.part import ClientRun, NonNegative, Positive
+from fedslice.local.term import Step, Term
 from fedslice.network.head import class_head
-from fedslice.task import Loss
 
 if TYPE_CHECKING:
-    from fedslice.training.work import Batch, Work
+    from fedslice.training.work import Work
 
 
-@dataclass(frozen=True, config=CHECKED)
-class FedNTD(SGD):
-    """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own."""
+class FedNTD(Term):
+    """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own.
+
+    Args:
+        beta: β.
+        tau: τ.
+    """
 
     label = "fedntd"
 
@@ -33,7 +38,6 @@ class FedNTD(SGD):
 
     def rules(self) -> Iterable[Rule]:
         """Refuse slices with which a client's start is not the model that came down."""
-        yield from super().rules()
         yield Rule(
             "slices",
             "stale",
@@ -47,21 +51,13 @@ class FedNTD(SGD):
         class_head(run.task, least=3, method=f"local={self.label}")
         return Memory(run, place)
 
-    def objective(
-        self,
-        forward: Forward,
-        loss: Loss,
-        parameters: Values,
-        batch: Batch,
-        work: Work,
-        s: int,  # noqa: ARG002
-    ) -> Tensor:
-        """The loss, and how far the wrong classes are from where the received model puts them."""
-        output = forward(parameters, batch.features)
-        with forward.frozen():
-            teacher = self._wrong(forward(work.start, batch.features), batch.label)
-        apart = F.kl_div(self._wrong(output, batch.label), teacher, log_target=True, reduction="none").sum(-1)
-        return mean_loss(loss, output, batch) + self.beta * self.tau**2 * (apart * batch.share).sum(1)
+    def loss(self, step: Step, work: Work) -> Tensor:
+        """Return how far the wrong classes are from where the received model puts them."""
+        batch = step.batch
+        with step.network.evaluating():
+            teacher = self._wrong(step.network(work.start, batch.features), batch.label)
+        apart = F.kl_div(self._wrong(step.seen.output, batch.label), teacher, log_target=True, reduction="none").sum(-1)
+        return self.beta * self.tau**2 * (apart * batch.share).sum(1)
 
     def _wrong(self, output: Tensor, label: Tensor) -> Tensor:
         """Return log q [clients, batch, classes − 1]."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedslice.core import rng
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
-from fedslice.network.head import deep, head
+from fedslice.network.head import head, with_head_inputs
 from fedslice.task import Task, evaluating
 
 _PERPLEXITY = 30  # about as many neighbours as t-SNE looks at; it must stay well below the number of samples
@@ -46,7 +46,7 @@ def features(task: Task, model: Values, count: int, seed: int) -> Features:
     with torch.no_grad(), evaluating(task.module):
         for part in index.split(task.eval_batch):
             batch, label = test.batch(part)
-            outputs, inner = deep(task, last.name, model, batch)
+            outputs, inner = with_head_inputs(task, last.name, model, batch)
             if inner.dim() != 2:
                 raise UserError(
                     f"task {task.name!r}: what enters the last Linear layer {last.name!r} has the shape "

@@ -66,7 +66,7 @@ class Look(NamedTuple):
 
 
 class Personal(Instrument):
-    """The model from which a client would start its next round, as its local method has it (``SGD.personal``).
+    """The model from which a client would start its next round, as its local method has it (``Term.personal``).
 
     A table row that a client does not hold, and a test sample names, is the server's.
     """
@@ -179,7 +179,7 @@ class Tuned(Personal):
     """The personal model after one more round of local training, of which nothing is sent and nothing is kept.
 
     This is how fine-tuned FedAvg and FedBABU are judged, and what FDRL's published code does in its last round. A local
-    method may name another one that tunes (``SGD.tuner``).
+    method may name another one that tunes (``Term.tuning``).
     """
 
     label: ClassVar[str] = "tuned"

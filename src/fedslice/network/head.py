@@ -50,7 +50,7 @@ def head(network: Structure, method: str = "the local method") -> Head:
     if not found:
         raise UserError(
             f"{type(network.module).__name__} has no Linear layer of its own that is trained, and {method} needs the "
-            "features that enter the last one; choose another model, or local=sgd."
+            "features that enter the last one; choose another model, or local=plain."
         )
     classes, features = shapes[f"{found[-1]}.weight"]
     return Head(found[-1], features, classes)
@@ -69,12 +69,12 @@ def class_head(task: Task, least: int, method: str) -> Head:
         raise UserError(
             f"{method} needs labels that are class numbers, and an output of the last Linear layer for each of at "
             f"least {least} classes, but task {task.name!r} has {kind} as labels and {last.name!r} has "
-            f"{last.classes} outputs; choose another task, or local=sgd."
+            f"{last.classes} outputs; choose another task, or local=plain."
         )
     return last
 
 
-def deep(task: Task, layer: str, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def with_head_inputs(task: Task, layer: str, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return one client's output for a batch, and what entered the named layer on the way to it."""
     seen: list[Tensor] = []
     handle = task.module.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -85,6 +85,6 @@ def deep(task: Task, layer: str, parameters: Values, features: dict[str, Tensor]
     if not seen:
         raise UserError(
             f"{type(task.module).__name__} never calls its last Linear layer {layer!r}, so that it shows no features; "
-            "call the layer in forward, or use local=sgd."
+            "call the layer in forward, or use local=plain."
         )
     return output, seen[-1]

@@ -41,7 +41,7 @@ def _cell(cell: Cell, setup: Setup, order: Order) -> Document:
     plan = resolve(asked)
     experiment = plan.experiment()
     start = experiment.model["w"].flatten().tolist()
-    factors = closed_form(cell.recipe, plan.recipe.local.lr, len(plan.task.federation))
+    factors = closed_form(cell.recipe, plan.recipe.local.optimizer.lr, len(plan.task.federation))
     path, error = [], 0.0
     for row in experiment.stream():
         point = experiment.model["w"].flatten().tolist()

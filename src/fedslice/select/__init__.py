@@ -7,4 +7,6 @@ from fedslice.select.oort import Oort
 from fedslice.select.pooled import Pooled
 from fedslice.select.uniform import Uniform
 
-__all__ = ["Cohort", "Everyone", "FedCS", "Oort", "Pooled", "Select", "Uniform"]
+__all__ = ["PARTS", "Cohort", "Everyone", "FedCS", "Oort", "Pooled", "Select", "Uniform"]
+
+PARTS = (Uniform, Everyone, FedCS, Oort, Pooled)

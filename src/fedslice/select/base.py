@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +35,9 @@ class Cohort:
 class Select(Part):
     """The choice of the cohort, on the server, but for :meth:`population` and :meth:`batch_scale`."""
 
+    place: ClassVar[str] = "select"
+
+    @abstractmethod
     def choose(self, state: Any, t: int) -> Cohort:
         """Return the cohort of round ``t`` out of the enrolled clients."""
         raise NotImplementedError

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 
-from fedslice.core.part import CHECKED
 from fedslice.select.base import Cohort, Select
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Everyone(Select):
     """All enrolled clients in every round."""
 

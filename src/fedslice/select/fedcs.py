@@ -11,10 +11,9 @@ from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 
 from fedslice.core.errors import UserError
-from fedslice.core.part import CHECKED, Positive, ServerRun, State
+from fedslice.core.part import Positive, ServerRun, State
 from fedslice.select.base import Cohort
 from fedslice.select.budget import BySpeed, Known, Numbers, Share, Vector, affordable, cohort
 
@@ -27,14 +26,17 @@ class Choice(State):
         self.made: tuple[int, Cohort] | None = None
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FedCS(BySpeed):
-    """The fastest clients, as many as the share ``budget`` of all parameters allows (0.6 unless said otherwise).
+    """The fastest clients, as many as a budget of parameters allows.
 
-    That is FedDD's reading, which gives all methods the same number of parameters to exchange. ``time`` says which
-    clients are fast: those with the shortest ``communication`` (as in FedDD's section 6.2), or those with the shortest
-    ``total``, training included. With ``deadline``, in seconds, it is the original protocol instead, which has no use
-    for ``time``: as many clients as a greedy search fits into a round of that length.
+    That is FedDD's reading (section 6.2), which gives all methods the same number of parameters to exchange. With a
+    ``deadline`` it is the original protocol instead, which has no use for ``time``.
+
+    Args:
+        budget: Share of all parameters that may be exchanged, A; 0.6 if neither this nor a deadline is given.
+        deadline (seconds): Length of a round, which as many clients fill as a greedy search finds; no
+            budget then.
+        time: What makes a client fast: ``communication`` alone, or ``total`` with training.
     """
 
     label = "fedcs"

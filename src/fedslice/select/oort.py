@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
 from fedslice.core.encodings import Floats
 from fedslice.core.message import Body, Fields
 from fedslice.core.message import Field as MessageField
-from fedslice.core.part import CHECKED, Count, NonNegative, Round, ServerRun, State
+from fedslice.core.part import Count, NonNegative, Round, ServerRun, State
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.select.base import Cohort
@@ -31,7 +30,6 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 _LEAST = 1e-300  # the weight of a client that is worth nothing: it comes last, but it comes
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Oort(BySpeed):
     """Clients by utility, |B_i|·√(mean over B_i of squared losses)·(T/t_i)^(α·1[t_i > T]), from their last round.
 
@@ -48,23 +46,36 @@ class Oort(BySpeed):
     score is the utility without its last factor, capped, scaled to [0, 1], plus √(0.1·ln r / r_i) for a client last
     seen in round r_i, and then times that factor. A pacer moves T. Defaults are those of the authors' code, for
     ``round_threshold`` and ``pacer_delta`` of its successor FedScale.
+
+    Args:
+        budget: Share of all parameters that may be exchanged, A; of all clients with ``full``.
+        alpha: Exponent of the penalty for being slower than T, α; 0 ignores speed.
+        scheme: ``top`` takes the best in order, ``full`` is the published method with exploration and a pacer.
+        exploration: Share of the cohort for clients never seen, at first; only ``full``.
+        exploration_decay: Factor by which this share falls in every round; only ``full``.
+        exploration_min: Share below which it does not fall while there are such clients; only ``full``.
+        cut_off: Share of the last place's score above which clients may be drawn as well; only ``full``.
+        cap: Quantile of the utilities at which they are cut, so that no corrupt client rules; only ``full``.
+        round_threshold (percent): T at first, as a percentile of all clients' times; only ``full``.
+        pacer_step (rounds): How often T is reconsidered; only ``full``.
+        pacer_delta (percent): By how many percentiles T then moves; only ``full``.
     """
 
     label = "oort"
     asked = ("pace", "held", "samples")
 
-    budget: Share = 0.6  # A, as for every method of FedDD
-    alpha: NonNegative = 2.0  # how much slowness costs; FedDD gives 2
+    budget: Share = 0.6
+    alpha: NonNegative = 2.0
     scheme: Literal["top", "full"] = "top"
-    # The full scheme only:
-    exploration: Chance = 0.9  # the cohort's share of clients never seen, before it falls
-    exploration_decay: Share = 0.98  # by this factor in every round: less is left to find
-    exploration_min: Chance = 0.2  # but not below, while there are such clients
-    cut_off: Share = 0.7  # who has this share of the last place's score may be drawn too, for scores are noisy
-    cap: Share = 0.95  # utilities count up to this quantile: a corrupt client must not rule
-    round_threshold: Percent = 30.0  # T at first, as a percentile of all t_i
-    pacer_step: Count = 20  # every so many rounds it is looked whether T still suits
-    pacer_delta: Percent = 5.0  # and moved by so many percentiles
+
+    exploration: Chance = 0.9
+    exploration_decay: Share = 0.98
+    exploration_min: Chance = 0.2
+    cut_off: Share = 0.7
+    cap: Share = 0.95
+    round_threshold: Percent = 30.0
+    pacer_step: Count = 20
+    pacer_delta: Percent = 5.0
 
     @property
     def provides(self) -> frozenset[str]:

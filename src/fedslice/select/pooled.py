@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 
-from fedslice.core.part import CHECKED, Count
+from fedslice.core.part import Count
 from fedslice.select.base import USUAL_COHORT, Cohort, Select
 from fedslice.task import Task
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Pooled(Select):
-    """One client owns all samples and stands for a cohort: its batches are ``cohort`` (usually 50) times as large."""
+    """One client owns all samples and stands for a cohort: its batches are ``cohort`` (usually 50) times as large.
+
+    Args:
+        cohort (clients): How many clients one stands for: batches are so many times as large; 50 if not given.
+    """
 
     label = "pooled"
 

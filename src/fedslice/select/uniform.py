@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic.dataclasses import dataclass
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.core.part import CHECKED, Count
+from fedslice.core.part import Count
 from fedslice.select.base import USUAL_COHORT, Cohort, Select
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Uniform(Select):
-    """``cohort`` clients, each equally likely, without replacement unless said otherwise.
+    """A number of clients, each equally likely.
 
-    Without ``cohort`` they are 50, or all clients if there are fewer.
+    Args:
+        cohort (clients): Clients per round; 50 if not given, or all clients if there are fewer.
+        replacement: Whether a client may be drawn more than once in a round.
     """
 
     label = "uniform"

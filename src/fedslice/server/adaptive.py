@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.server.base import Averages, Averaging, Fraction
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Adagrad(Averaging):
+class ServerAdagrad(Averaging):
     """m ← β1·m + (1 − β1)·Δ, v ← v + Δ², X += η·m / (√v + τ): the rate of a coordinate only ever falls.
 
     As published there is no bias correction, and v begins at τ²: a coordinate that never moved then has a finite rate.
+
+    Args:
+        server_lr: Step size of the server, η.
+        beta1: Share of the first moment that is kept in every round, β1.
+        tau: Added to the root of the second moment, τ; larger values adapt less.
     """
 
     label = "adagrad"
@@ -35,9 +38,12 @@ class Adagrad(Averaging):
         second.add_(square)
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Adam(Adagrad):
-    """v ← β2·v + (1 − β2)·Δ²: old squares fade."""
+class ServerAdam(ServerAdagrad):
+    """v ← β2·v + (1 − β2)·Δ²: old squares fade.
+
+    Args:
+        beta2: Share of the second moment that is kept in every round, β2.
+    """
 
     label = "adam"
 
@@ -48,8 +54,7 @@ class Adam(Adagrad):
         second.lerp_(square, 1 - self.beta2)
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Yogi(Adam):
+class ServerYogi(ServerAdam):
     """v ← v − (1 − β2)·Δ²·sign(v − Δ²): the second moment changes by no more than the update's square."""
 
     label = "yogi"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.server.base import Averages, Averaging
 
 
-@dataclass(frozen=True, config=CHECKED)
 class ScaffoldApprox(Averaging):
     """Δ ← (1 − K/N)·Δ + (K/N)·Δ_round, X += η·Δ; the first round's Δ is its own.
 
     The average stands for the update of all clients, of which each round renews the share that took part.
+
+    Args:
+        server_lr: Factor of the averaged update, η.
     """
 
     label = "scaffold-approx"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -15,8 +16,10 @@ from fedslice.core.update import RowDelta, Step
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Server(Part):
+class ServerOptimizer(Part):
     """The step of the server's model, given the merged update."""
+
+    place: ClassVar[str] = "server"
 
     @property
     def rate(self) -> float | None:
@@ -28,6 +31,7 @@ class Server(Part):
         """Whether the model moves by the update times a constant."""
         return frozenset() if self.rate is None else frozenset({"plain"})
 
+    @abstractmethod
     def step(self, state: Any, model: Values, step: Step, share: float) -> Step:
         """Change the model in place and return the change.
 
@@ -58,7 +62,7 @@ class Averages(State):
         return self.averages[key]
 
 
-class Averaging(Server):
+class Averaging(ServerOptimizer):
     """A server that remembers running averages of updates.
 
     Averages move coordinates long after their last update, so a step touches every row of a table. A round from which
@@ -80,6 +84,7 @@ class Averaging(Server):
             change[name] = RowDelta(None, moved)
         return change
 
+    @abstractmethod
     def move(self, state: Averages, name: str, update: Tensor, share: float) -> Tensor:
         """Return how far a parameter moves, given the mean update of all its coordinates (zero where nobody sent)."""
         raise NotImplementedError

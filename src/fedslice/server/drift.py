@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.capabilities import Rule
-from fedslice.core.part import CHECKED
 from fedslice.server.base import Averages, Averaging
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Drift(Averaging):
     """d ← d + (K/N)·Δ, X += Δ + d, where Δ is the mean update: d is the mean over all N clients of the sum of updates.
 
@@ -35,7 +32,7 @@ class Drift(Averaging):
             "accumulates",
             True,
             "server=drift adds up the drift of clients, and local={label} has none; use local=feddyn or "
-            "local=feddc, or server=sgd.",
+            "local=feddyn+scaffold, or server=sgd.",
         )
         yield Rule(
             "combine",

@@ -1,15 +1,18 @@
 """Server momentum (FedAvgM; Reddi et al. 2021)."""
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.server.base import Averages, Averaging, Fraction
 
 
-@dataclass(frozen=True, config=CHECKED)
-class Momentum(Averaging):
-    """m ← β·m + Δ, X += η·m."""
+class ServerMomentum(Averaging):
+    """m ← β·m + Δ, X += η·m.
+
+    Args:
+        server_lr: Factor of the averaged update, η.
+        momentum: Share of the average that is kept in every round, β.
+    """
 
     label = "momentum"
     kinds = ("momentum",)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic.dataclasses import dataclass
-
-from fedslice.core.part import CHECKED, Positive
+from fedslice.core.part import Positive
 from fedslice.core.slice import Values
 from fedslice.core.update import Step
-from fedslice.server.base import Server
+from fedslice.server.base import ServerOptimizer
 
 
-@dataclass(frozen=True, config=CHECKED)
-class ServerSGD(Server):
-    """X += η·step, on the rows that changed and nowhere else."""
+class ServerSGD(ServerOptimizer):
+    """X += η·step, on the rows that changed and nowhere else.
+
+    Args:
+        server_lr: Factor of the merged update, η; 1 takes it as it is.
+    """
 
     label = "sgd"
 

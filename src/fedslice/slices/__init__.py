@@ -7,4 +7,6 @@ from fedslice.slices.shared import Shared
 from fedslice.slices.whole import Whole
 from fedslice.slices.width import Width
 
-__all__ = ["ChannelDropout", "FeatureRows", "Shared", "Slices", "Whole", "Width"]
+__all__ = ["PARTS", "ChannelDropout", "FeatureRows", "Shared", "Slices", "Whole", "Width"]
+
+PARTS = (Whole, FeatureRows, ChannelDropout, Width, Shared)

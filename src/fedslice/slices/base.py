@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ class Slices(Part):
     Both sides know every slice of a round, each from what it has: the server from enrolment, request and upload, the
     client from its data and its memory.
     """
+
+    place: ClassVar[str] = "slices"
 
     def rules(self) -> Iterable[Rule]:
         """Refuse what cannot carry this part's uploads or would write one client's memory twice in a round."""

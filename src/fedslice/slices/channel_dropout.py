@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field as Setting
 from pydantic import model_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
@@ -22,7 +21,7 @@ from fedslice.core.encodings import Floats
 from fedslice.core.errors import UserError
 from fedslice.core.facts import facts
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, ClientRun, Count, NonNegative, Round, ServerRun
+from fedslice.core.part import ClientRun, Count, NonNegative, Round, ServerRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
@@ -104,23 +103,26 @@ class _Open(NamedTuple):
         return f"cover/{self.layer.name}"
 
 
-@dataclass(frozen=True, config=CHECKED)
 class ChannelDropout(Narrow):
     """A share of each layer's output channels stays at home; which clients drop how much, and what, may change.
 
     What went up comes down again, merged, at the client's next round; the rest of its model stays as it trained it
     (equation 5). Every ``full_every`` rounds the whole model comes down instead (equation 6).
 
-    ``rate`` is every client's dropout rate. Without it, rates are allocated after every round such that the share
-    ``budget`` (A) of all parameters goes up, nobody drops more than ``most`` (D_max), and slow clients with little to
-    tell drop more (equations 13 to 17); in the first round nobody drops anything. That needs devices: without, every
-    client drops 1 − A. ``delta`` weighs what is lost against the time of a round. Its unit is a ``round`` (at 1,
-    dropping everything counts as much as the round of a median client, as FedDD's paper gives no number), or a
-    ``second``, for δ as it stands in equation 14.
+    Without a ``rate``, rates are allocated after every round such that slow clients with little to tell drop more
+    (equations 13 to 17); in the first round nobody drops anything. That needs devices: without, every client drops
+    1 − A. Parameters that belong to no layer always go up.
 
-    ``by`` says which channels go up: by importance (equation 21), by the ratio of norms that stands for it, the
-    largest, those that changed most, the first ones, or at random. ``keep_last`` always sends the whole output layer.
-    Parameters of other layers always go up.
+    Args:
+        rate: Dropout rate of every client; if not given, rates are allocated after every round.
+        budget: Share of all parameters that goes up, A, when rates are allocated.
+        most: Largest dropout rate that a client is given, D_max.
+        delta: Weight of what is lost against the time of a round, δ; larger values spare informative clients.
+        delta_unit: Unit of delta: ``round`` is relative to the round of a median client, ``second`` as in equation 14.
+        by: What ranks channels: their ``importance`` (equation 21), its stand-in ``norm-ratio``, the ``max``
+            weight, the change ``delta``, the first ones (``ordered``), or nothing (``random``).
+        keep_last: Whether the whole output layer always goes up.
+        full_every (rounds): How often the whole model comes down, h.
     """
 
     label = "channel-dropout"

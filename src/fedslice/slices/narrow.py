@@ -6,7 +6,6 @@ from typing import Annotated
 
 import torch
 from pydantic import BeforeValidator, field_validator
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.encodings import Counts
@@ -14,7 +13,7 @@ from fedslice.core.errors import UserError
 from fedslice.core.facts import FACTS
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Field, Fields
-from fedslice.core.part import CHECKED, ClientRun, ServerRun, State
+from fedslice.core.part import ClientRun, ServerRun, State
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.network.graph import Layer, Prefixes, same_when_narrow
@@ -61,13 +60,14 @@ class NarrowMemory(Memory):
         self.networks = networks
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Narrow(Slices):
     """Slices by width: clients hold networks of different ``widths``, in turn.
 
-    Client n has number n of the list, over and over, and says so when it enrols. A width is the share of each layer's
-    outputs that is held (``0.5``), or the number of outputs of each layer (``32-64-100``); widths are separated by
-    commas. ``s3-a`` and ``s3-b`` are the sets of FedDD's tables 3 and 6.
+    Client n has number n of the list, over and over, and says so when it enrols.
+
+    Args:
+        widths: Widths of the clients' networks, separated by commas, in turn: shares of each layer's outputs
+            (``1,0.5``) or numbers of outputs (``32-64-100``); ``s3-a`` and ``s3-b`` are sets of FedDD's.
     """
 
     widths: Annotated[str, BeforeValidator(str)] = "1"

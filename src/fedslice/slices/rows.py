@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core.errors import UserError
 from fedslice.core.facts import row_fields, row_name
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, ServerRun, State
+from fedslice.core.part import ServerRun, State
 from fedslice.core.slice import Axis, Slice
 from fedslice.core.spec import Spec
 from fedslice.slices.base import Slices
 
 
-@dataclass(frozen=True, config=CHECKED)
 class FeatureRows(Slices):
     """Send dense parameters in full, and of each table the rows of the client's own features, S(i).
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
 
 from fedslice.core.capabilities import Rule
-from fedslice.core.errors import UserError, shown, unknown
+from fedslice.core.errors import UserError, shown
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, ClientRun, Round, ServerRun, State
+from fedslice.core.part import ClientRun, Round, ServerRun, State
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.models.discriminative import ENCODERS
@@ -23,14 +21,9 @@ from fedslice.models.images import PAIRS, ImageClassifier
 from fedslice.models.resnet import ResNet
 from fedslice.network.head import head
 from fedslice.panel import Panel
-from fedslice.settings import first_problem, pairs
 from fedslice.slices.base import Slices
-from fedslice.slices.channel_dropout import ChannelDropout
-from fedslice.slices.rows import FeatureRows
 from fedslice.slices.whole import Whole
-from fedslice.slices.width import Width
 
-INNER: dict[str, type[Slices]] = {kind.label: kind for kind in (Whole, FeatureRows, ChannelDropout, Width)}
 _NOTHING = "none"  # which a command line reads as no value at all
 Patterns = Annotated[str, BeforeValidator(lambda given: _NOTHING if given is None else given), Field(min_length=1)]
 _INNER = "inner."  # before the names of the inner part's state
@@ -70,34 +63,38 @@ class SharedMemory(Memory):
         self.names = names
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Shared(Slices):
     """Parameters whose names match ``patterns`` (separated by commas) travel; all others never leave the client.
 
     In place of a pattern may stand ``body``, all but the last Linear layer, ``head``, the last Linear layer, or
     ``none``: nothing travels. A client is sent the initial values of its private parameters once, when it is new.
 
-    ``inner`` is another part, by its name and settings as on a command line (``channel-dropout budget=0.5``). A client
-    holds what that part says, of a private table its own rows for example, and exchanges of it what it says and is
-    shared. Where the inner part allocates budgets, it does so as if all that a client holds could travel.
+    ``inner`` is another part, such as ``ChannelDropout(budget=0.5)``. A client holds what that part says, of a private
+    table its own rows for example, and exchanges of it what it says and is shared. Where the inner part allocates
+    budgets, it does so as if all that a client holds could travel.
+
+    Args:
+        patterns: Names of the parameters that travel, with ``*``, separated by commas; or ``body``, ``head``, ``none``.
+        inner: The slices part that says what of the shared parameters is exchanged.
     """
 
     label = "shared"
 
     patterns: Patterns = "shared.*"
-    inner: str = Whole.label
+    inner: Slices = Whole()
 
     @field_validator("inner")
     @classmethod
-    def _read(cls, text: str) -> str:
-        _build(text)
-        return text
+    def _no_other_blocks(cls, inner: Slices) -> Slices:
+        if isinstance(inner, Shared):
+            raise ValueError("shared blocks inside of shared blocks; give patterns that match both")
+        return inner
 
     @property
     def provides(self) -> frozenset[str]:
         """What the inner part says of what travels; of the rest the server knows nothing."""
         nothing = {"nothing"} if self.patterns == _NOTHING else set()
-        return (self.part.provides & {"stale", "narrows", "redraws"}) | {"remembers"} | nothing
+        return (self.inner.provides & {"stale", "narrows", "redraws"}) | {"remembers"} | nothing
 
     def rules(self) -> Iterable[Rule]:
         """Refuse to compress nothing, and private parts whose size changes from round to round."""
@@ -106,7 +103,7 @@ class Shared(Slices):
             "slices",
             "redraws",
             False,
-            "slices=shared keeps a client's private layers, which inner='width drawn=true' would cut anew in every "
+            "slices=shared keeps a client's private layers, which inner=width with drawn=true would cut anew in every "
             "round; leave drawn out.",
         )
         if self.patterns == _NOTHING:
@@ -117,11 +114,6 @@ class Shared(Slices):
                 "slices=shared with patterns=none sends nothing, and codec={label} has nothing to compress; use "
                 "codec=dense.",
             )
-
-    @property
-    def part(self) -> Slices:
-        """The inner part."""
-        return _build(self.inner)
 
     def names(self, spec: Spec) -> list[str]:
         """Return the parameters that travel.
@@ -140,27 +132,27 @@ class Shared(Slices):
 
     def client_memory(self, run: ClientRun, place: str) -> SharedMemory:
         """Sort the parameters; a pattern that matches nothing is refused."""
-        return SharedMemory(run, place, self.part.client_memory(run, f"{place}.inner"), self.names(run.spec))
+        return SharedMemory(run, place, self.inner.client_memory(run, f"{place}.inner"), self.names(run.spec))
 
     def introduce(self, memory: SharedMemory, clients: Tensor) -> Body:
         """For the inner part."""
-        return self.part.introduce(memory.inner, clients)
+        return self.inner.introduce(memory.inner, clients)
 
     def held(self, memory: SharedMemory, clients: Tensor) -> Tensor:
         """What the inner part lets a client hold, private parameters included."""
-        return self.part.held(memory.inner, clients)
+        return self.inner.held(memory.inner, clients)
 
     def hold(self, memory: SharedMemory, t: int, clients: Tensor) -> Slice:
         """The same."""
-        return self.part.hold(memory.inner, t, clients)
+        return self.inner.hold(memory.inner, t, clients)
 
     def request(self, memory: SharedMemory, t: int, clients: Tensor, hold: Slice) -> Body:
         """That of the inner part."""
-        return self.part.request(memory.inner, t, clients, hold)
+        return self.inner.request(memory.inner, t, clients, hold)
 
     def came(self, memory: SharedMemory, t: int, clients: Tensor, hold: Slice) -> Slice:
         """The shared block, as far as the inner part sends it."""
-        return self.part.came(memory.inner, t, clients, hold.only(memory.names))
+        return self.inner.came(memory.inner, t, clients, hold.only(memory.names))
 
     def up(
         self,
@@ -173,83 +165,83 @@ class Shared(Slices):
         came: Body,
     ) -> tuple[Slice, Body]:
         """The shared block, as far as the inner part sends it, and nothing else ever."""
-        return self.part.up(memory.inner, t, clients, hold.only(memory.names), start, end, came)
+        return self.inner.up(memory.inner, t, clients, hold.only(memory.names), start, end, came)
 
     # --- the server's side
 
     def server_state(self, run: ServerRun) -> SharedState:
         """Sort the parameters; a pattern that matches nothing is refused."""
-        return SharedState(run, self.part.server_state(run), self.names(run.spec))
+        return SharedState(run, self.inner.server_state(run), self.names(run.spec))
 
     def enrol(self, state: SharedState, clients: Tensor, facts: Body) -> None:
         """For the inner part."""
-        self.part.enrol(state.inner, clients, facts)
+        self.inner.enrol(state.inner, clients, facts)
 
     def leave(self, state: SharedState, clients: Tensor, facts: Body) -> None:
         """For the inner part."""
-        self.part.leave(state.inner, clients, facts)
+        self.inner.leave(state.inner, clients, facts)
 
     def requested(self, state: SharedState, t: int, clients: Tensor, request: Body) -> Slice:
         """What the inner part lets a client hold."""
-        return self.part.requested(state.inner, t, clients, request)
+        return self.inner.requested(state.inner, t, clients, request)
 
     def down(self, state: SharedState, t: int, clients: Tensor, hold: Slice) -> Slice:
         """The shared block, as far as the inner part sends it."""
-        return self.part.down(state.inner, t, clients, hold.only(state.names))
+        return self.inner.down(state.inner, t, clients, hold.only(state.names))
 
     def tell(self, state: SharedState, t: int, clients: Tensor, part: Slice) -> Body:
         """That of the inner part, of the shared block."""
-        return self.part.tell(state.inner, t, clients, part)
+        return self.inner.tell(state.inner, t, clients, part)
 
     def sent(self, state: SharedState, t: int, clients: Tensor, hold: Slice, upload: Body) -> Slice:
         """The shared block, as far as the inner part sends it."""
-        return self.part.sent(state.inner, t, clients, hold.only(state.names), upload)
+        return self.inner.sent(state.inner, t, clients, hold.only(state.names), upload)
 
     def taken(self, state: SharedState, clients: Tensor, up: Slice, taken: Tensor) -> None:
         """For the inner part."""
-        self.part.taken(state.inner, clients, up, taken)
+        self.inner.taken(state.inner, clients, up, taken)
 
     def forget(self, state: SharedState, clients: Tensor) -> None:
         """For the inner part."""
-        self.part.forget(state.inner, clients)
+        self.inner.forget(state.inner, clients)
 
     def observe(self, state: SharedState, end: Round) -> None:
         """For the inner part."""
-        self.part.observe(state.inner, end)
+        self.inner.observe(state.inner, end)
 
     def panels(self, state: SharedState) -> list[Panel]:
         """Those of the inner part."""
-        return self.part.panels(state.inner)
+        return self.inner.panels(state.inner)
 
     # --- what both sides derive
 
     def facts(self, spec: Spec) -> Fields:
         """Those of the inner part."""
-        return self.part.facts(spec)
+        return self.inner.facts(spec)
 
     def initial(self, spec: Spec) -> frozenset[str]:
         """The private block, which never comes down else."""
-        return self._private(spec) | self.part.initial(spec)
+        return self._private(spec) | self.inner.initial(spec)
 
     def request_fields(self, spec: Spec) -> Fields:
         """Those of the inner part."""
-        return self.part.request_fields(spec)
+        return self.inner.request_fields(spec)
 
     def down_fields(self, spec: Spec, part: Slice) -> Fields:
         """Those of the inner part, of the shared block."""
-        return self.part.down_fields(spec, part)
+        return self.inner.down_fields(spec, part)
 
     def up_ids(self, spec: Spec, hold: Slice) -> Fields:
         """Those of the inner part, of the shared block."""
-        return self.part.up_ids(spec, hold.only(self.names(spec)))
+        return self.inner.up_ids(spec, hold.only(self.names(spec)))
 
     def up_fields(self, spec: Spec, part: Slice) -> Fields:
         """Those of the inner part, of the shared block."""
-        return self.part.up_fields(spec, part)
+        return self.inner.up_fields(spec, part)
 
     def kept(self, spec: Spec) -> frozenset[str]:
         """The private block, and what the inner part keeps."""
-        return self._private(spec) | self.part.kept(spec)
+        return self._private(spec) | self.inner.kept(spec)
 
     def _private(self, spec: Spec) -> frozenset[str]:
         return frozenset(spec.shapes) - frozenset(self.names(spec))
@@ -294,15 +286,3 @@ def _model_with(pattern: str, module: nn.Module) -> str:
         deep = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         return f"a model with two encoders: model={'fdrl-cnn' if deep else 'fdrl-mlp'} (there are {', '.join(PAIRS)})"
     return "a model with two encoders: build it with fedslice.models.discriminative.Discriminative"
-
-
-@cache
-def _build(text: str) -> Slices:
-    """The inner part from its name and ``key=value`` words."""
-    name, *words = text.split() or [""]
-    if name not in INNER:
-        raise unknown("part", name, INNER)
-    try:
-        return INNER[name](**pairs(words))
-    except ValidationError as error:
-        raise ValueError(f"{name}: {first_problem(error)}") from None

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
 from fedslice.core.message import Body, Fields
-from fedslice.core.part import CHECKED, ClientRun
+from fedslice.core.part import ClientRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.network.graph import Layer
@@ -40,13 +39,12 @@ class WidthMemory(NarrowMemory):
         self.labels = _labels(run.task, networks.last) if own_labels else None
 
 
-@dataclass(frozen=True, config=CHECKED)
 class Width(Narrow):
     """A client exchanges the first outputs and inputs of each layer; see :class:`Narrow` for ``widths``.
 
-    ``drawn``: the client's width is the widest it can train, and in every round it draws one among those that are no
-    wider (ordered dropout of FjORD, with a width per round), and asks for it. ``own_labels``: of the last layer only
-    the rows of classes that the client has samples of go up (HeteroFL's masking).
+    Args:
+        drawn: Whether a client draws a width up to its own in every round (FjORD), in place of a fixed one.
+        own_labels: Whether of the last layer only rows of classes that a client has go up (HeteroFL).
     """
 
     label = "width"

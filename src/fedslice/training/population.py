@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedslice.core import rng
+from fedslice.core.declared import check_declared
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER, ClientMemories, Memory
@@ -214,11 +215,13 @@ class Population:
         declined = None if bool(fine.all()) else ~fine
         head = self._head(Kind.UPLOAD, t, download.head.clients, download.head.draws, download.head.layout, declined)
         body: Body = dict(ids)
-        body |= recipe.codec.encode(self.parts["codec"], head, update, work.came)
+        codes = recipe.codec.encode(self.parts["codec"], head, update, work.came)
+        check_declared(f"codec={recipe.codec.label}", recipe.codec.fields(spec, up, head.layout), codes)
+        body |= codes
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
             body |= dict.fromkeys((n for n in fields if n == name or n.startswith(f"{name}.")), masked)  # one per type
-        recipe.local.keep(work, end)
+        recipe.local.update_memory(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))
         self.memories.end_round(t, download.head.clients)
@@ -244,15 +247,15 @@ class Population:
         came = self.receive(head, hold, down, download.body)
         samples = self.task.federation.train
         sizes, scale = samples.sizes_of(clients), recipe.select.batch_scale()
-        batches = recipe.local.batches(t, clients, head.draws, sizes, scale, self.run.seed)
+        batches = recipe.local.sampler.batches(t, clients, head.draws, sizes, scale, self.run.seed)
         features, label = samples.batch(samples.offsets[clients][:, None, None] + batches.index)
         layout = plan.layout(self.task, recipe, local, clients, hold, features)
         start = self.begin(clients, hold, down, layout, came)
-        aside = recipe.local.bring(local, clients, layout, down, came)
-        reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
+        terms = recipe.local.constants(local, clients, layout, down, came)
+        rates = recipe.local.rates(t, batches.real.any(2).sum(1).cpu(), self.spec.rounds)
         squares = "squares" in schema.reports(self.spec, hold)
         return Work(
-            t, clients, head.draws, hold, down, layout, start, aside, reach,
+            t, clients, head.draws, hold, down, layout, start, terms, rates,
             features, label, batches.real, squares, came, local,
         )  # fmt: skip
 

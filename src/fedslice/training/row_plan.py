@@ -57,7 +57,7 @@ class RowPlan:
         for sets in task.index_sets:
             axis = hold.axes[sets.tables[0]][0] if sets.tables[0] in hold.axes else None
             if self.active:
-                axis = sets.relabel(features, also=recipe.local.rows(memory, sets.tables[0], clients))
+                axis = sets.relabel(features, also=recipe.local.moved_rows(memory, sets.tables[0], clients))
             elif axis is not None:
                 sets.relabel(features, axis)
             axes |= dict.fromkeys(sets.tables, axis)
@@ -72,13 +72,13 @@ class RowPlan:
                 values = {name: value - start[name] for name, value in values.items()}
             return Update(up, up, {name: up.clear(name, value) for name, value in values.items()})
         values = {name: end[name] - work.start[name] for name in work.layout.axes}
-        direction = recipe.local.drift(work.came) if self.drifts else None
+        direction = recipe.local.drift_direction(work.came) if self.drifts else None
         if direction is None:
             return Update(up, work.layout, values)
-        sent = Update(up, work.layout, values, Uniform(work.reach, direction))
+        sent = Update(up, work.layout, values, Uniform(work.step_size_sum, direction))
         for name, drift in direction.at(work.layout.only(sent.beyond())).items():
-            reach = per_client(work.reach.to(drift), drift)
-            values[name] = values[name] + reach * drift  # what is left when the drift, which all share, is taken out
+            total = per_client(work.step_size_sum.to(drift), drift)
+            values[name] = values[name] + total * drift  # what is left when the drift, which all share, is taken out
         return sent
 
     def report(self, work: Work, up: Slice, values: Values) -> Update:
@@ -99,12 +99,12 @@ class RowPlan:
 
     def untrained(self, recipe: Recipe, work: Work, layout: Slice, start: Tensor, name: str) -> Tensor:
         """Return where coordinates end that are not trained because their gradient is zero."""
-        direction = recipe.local.drift(work.came) if self.drifts else None
+        direction = recipe.local.drift_direction(work.came) if self.drifts else None
         if direction is None:
             return start
         everywhere = direction.on(layout) if isinstance(direction, View) else direction
         drift = everywhere.at(layout.only([name]))[name]
-        return start - per_client(work.reach.to(drift), drift) * drift
+        return start - per_client(work.step_size_sum.to(drift), drift) * drift
 
 
 def uses_views(body: Body | Mapping[str, object]) -> bool:

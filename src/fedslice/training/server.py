@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedslice.combine import Accumulator
+from fedslice.combine import Accumulator, Total
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER
@@ -69,7 +69,7 @@ class Server:
         self.round = 0
         self._steps = 0  # how often the model has changed: a view of another number is out of date
         self._cohort: Cohort | None = None  # of the round at hand
-        self._total = Accumulator()
+        self._total: Total = Accumulator()
         self._scored: list[Message] = []
         self._awaited = Awaited()
         self._begin()
@@ -340,7 +340,7 @@ class Server:
 
     def _begin(self) -> None:
         self._cohort = None
-        self._total = self.spec.recipe.combine.begin()
+        self._total = self.spec.recipe.combine.begin(self.states["combine"])
         self._sums: dict[str, Accumulator] = {}
         self._told: dict[str, list[Tensor]] = {}
         self._taken: list[Tensor] = []

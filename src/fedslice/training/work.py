@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
-from fedslice.core.memory import Memory
 from fedslice.core.message import Body
 from fedslice.core.slice import Slice, Values
 
@@ -19,6 +19,15 @@ class Batch:
     features: dict[str, Tensor]
     label: Tensor
     share: Tensor  # what each sample weighs in its client's mean
+
+    def parts(self, count: int) -> list[Batch]:
+        """Return the batch in ``count`` parts, or as many as it has samples; the shares are those of the whole."""
+        if count == 1:
+            return [self]
+        count = min(count, self.share.shape[1])
+        columns = {name: column.tensor_split(count, 1) for name, column in self.features.items()}
+        labels, shares = self.label.tensor_split(count, 1), self.share.tensor_split(count, 1)
+        return [Batch({n: c[i] for n, c in columns.items()}, labels[i], shares[i]) for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -33,14 +42,15 @@ class Work:
         down: What came down of it.
         layout: Where the trained values sit. It may be less than ``hold``: rows that no batch names cannot change.
         start: The values that training begins with, on the layout.
-        aside: What the local method uses in its steps besides, on the layout.
-        reach: The sum of each client's step sizes [clients].
+        terms: Tensors that stay the same in all steps, on the layout, by term of the local method.
+        rates: Step sizes [clients, steps], in float64.
         features: Batches [clients, steps, batch, ...].
         label: The same of labels.
         real: Which places of a batch are samples and not filled up [clients, steps, batch].
         squares: Whether the mean squared loss of each client's samples is asked for.
         came: Everything that came down.
-        memory: The local method's memory.
+        memory: The memory of the local method; for a term (:meth:`of_term`) its own.
+        constants: For a term, its own of ``terms``.
     """
 
     round: int
@@ -50,14 +60,29 @@ class Work:
     down: Slice
     layout: Slice
     start: Values
-    aside: Values
-    reach: Tensor
+    terms: dict[str, Values]
+    rates: Tensor
     features: dict[str, Tensor]
     label: Tensor
     real: Tensor
     squares: bool
     came: Body
-    memory: Memory
+    memory: Any
+    constants: Values = field(default_factory=dict)
+
+    @property
+    def active(self) -> Tensor:
+        """Whether a client has a step [clients, steps]."""
+        return self.real.any(2)
+
+    @property
+    def step_size_sum(self) -> Tensor:
+        """The sum of each client's step sizes [clients], in float64 on the CPU."""
+        return (self.rates * self.active.to(self.rates.device)).sum(1)
+
+    def of_term(self, label: str) -> Work:
+        """Return the work as a term sees it: with its own memory and constants."""
+        return replace(self, memory=self.memory.terms[label], constants=self.terms[label])
 
     def steps(self) -> Iterator[Batch]:
         """Yield the batches step by step; sequences are cut to the longest of the step."""
@@ -78,8 +103,8 @@ class Work:
             clients=self.clients[some],
             draws=self.draws[some],
             start={n: v[some] for n, v in self.start.items()},
-            aside={n: v[some] for n, v in self.aside.items()},
-            reach=self.reach[some],
+            terms={label: {n: v[some] for n, v in own.items()} for label, own in self.terms.items()},
+            rates=self.rates[some.to(self.rates.device) if isinstance(some, Tensor) else some],
             features={n: v[some] for n, v in self.features.items()},
             label=self.label[some],
             real=self.real[some],
@@ -89,4 +114,6 @@ class Work:
     def first(self, steps: int) -> Work:
         """The same work, cut to its first steps."""
         features = {n: v[:, :steps] for n, v in self.features.items()}
-        return replace(self, features=features, label=self.label[:, :steps], real=self.real[:, :steps])
+        return replace(
+            self, rates=self.rates[:, :steps], features=features, label=self.label[:, :steps], real=self.real[:, :steps]
+        )

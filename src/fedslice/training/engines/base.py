@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedslice.core.entries import per_client
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
-from fedslice.local.sgd import SGD
-from fedslice.network.head import deep, head
-from fedslice.task import Loss, Task, evaluating
-from fedslice.training.work import Work
+from fedslice.local.base import Local
+from fedslice.local.optimizers import Moments
+from fedslice.local.term import Pass, Step, Term, mean_over, sample_losses
+from fedslice.network.head import head, with_head_inputs
+from fedslice.task import Task, evaluating
+from fedslice.training.work import Batch, Work
 
-Pass = Callable[[Values, dict[str, Tensor]], Any]  # parameters and features to one tensor or several
+Forward = Callable[[Values, dict[str, Tensor]], Any]  # parameters and features to one tensor or several
 
 
 class Trained(NamedTuple):
     """The end of local training: values on the layout, and each client's mean loss over its steps.
 
-    Beside the model are the values that the local method trains besides (``SGD.beside``), under names of their own.
+    Beside the model are the values that terms train (``Term.extra_parameters``), under names of their own.
     ``squares`` is the mean squared loss of the samples that a client trained on, if the work asks for it.
     """
 
@@ -43,139 +46,176 @@ class Engine(Protocol):
 
     label: ClassVar[str]
 
-    def train(self, task: Task, local: SGD, work: Work) -> Trained:
+    def train(self, task: Task, local: Local, work: Work) -> Trained:
         """Run every client's local steps."""
         ...
 
 
-class _Noted:
-    """The task's loss, with the losses of the samples that it was first asked for: the step's own batch."""
-
-    def __init__(self, loss: Loss):
-        self._loss = loss
-        self.first: Tensor | None = None
-
-    def __call__(self, output: Tensor, label: Tensor) -> Tensor:
-        each = self._loss(output, label)
-        if self.first is None:
-            self.first = each.detach()
-        return each
-
-    def squared(self, real: Tensor) -> Tensor:
-        """The sum over each client's samples [clients], of which those are ``real`` [clients, batch]."""
-        assert self.first is not None, "a local method trains on its batch"
-        return self.first.view(real.shape).square().masked_fill(~real, 0).sum(1)
-
-
-class Network:
+class ChunkNetwork:
     """A task's network for a chunk of clients; ``lift`` is the engine's way from one client's pass to the chunk's."""
 
-    def __init__(self, task: Task, lift: Callable[[Pass], Pass]):
+    def __init__(self, task: Task, lift: Callable[[Forward], Forward]):
         self._task = task
         self._lift = lift
         self._plain = lift(task.forward)
-        self._seen: dict[tuple[str, ...], Pass] = {}
+        self._watching: dict[tuple[str | None, tuple[str, ...]], Forward] = {}
 
     def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Tensor:
-        """Outputs."""
+        """Return the outputs."""
         out: Tensor = self._plain(parameters, features)
         return out
 
-    def deep(self, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and the input of the last Linear layer."""
-        out: tuple[Tensor, Tensor] = self._deep(parameters, features)
-        return out
-
-    @cached_property
-    def _deep(self) -> Pass:
-        return self._lift(partial(deep, self._task, head(self._task).name))
-
-    def seen(
-        self, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the outputs, and those of the named submodules."""
-        if names not in self._seen:
-            self._seen[names] = self._lift(partial(_watched, self._task, names))
-        output, *inner = self._seen[names](parameters, features)
-        return output, tuple(inner)
+    def watch(
+        self, parameters: Values, features: dict[str, Tensor], head_inputs: bool, activations: tuple[str, ...] = ()
+    ) -> Pass:
+        """Return the outputs, and what is seen on the way to them."""
+        if not head_inputs and not activations:
+            return Pass(self(parameters, features), None, {})
+        key = (head(self._task).name if head_inputs else None, activations)
+        if key not in self._watching:
+            self._watching[key] = self._lift(partial(_watched, self._task, *key))
+        output, *inner = self._watching[key](parameters, features)
+        return Pass(output, inner.pop() if head_inputs else None, dict(zip(activations, inner, strict=True)))
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """No gradient, no dropout."""
         with torch.no_grad(), evaluating(self._task.module):
             yield
 
 
-def descend(lift: Callable[[Pass], Pass], task: Task, local: SGD, work: Work) -> Trained:
-    """x ← x − γ·∇F(x; ξ) for every step (FedSubAvg, algorithm 1, lines 15-17), for all clients of ``work`` at once.
+def train_chunk(lift: Callable[[Forward], Forward], task: Task, local: Local, work: Work) -> Trained:
+    """Run all local steps of all clients of ``work`` at once (FedSubAvg, algorithm 1, lines 15-17).
 
     Clients are independent, so the gradient of the summed losses is every client's own gradient. A client whose steps
-    are used up stands still, and so does what the local method holds still; where it does for every client, no
-    gradient is taken. Momentum begins anew in every round.
+    are used up stands still, and so does what terms freeze; what is frozen for every client gets no gradient. The
+    optimizer's moments begin at zero in every round.
     """
-    forward, rate = Network(task, lift), local.rate(work.round)
-    now = work.start | local.beside(work)
-    active = work.real.any(2)
+    network, terms, optimizer = ChunkNetwork(task, lift), local.bound(work), local.optimizer
+    now = dict(work.start)
+    for term, own in terms:
+        now |= term.extra_parameters(own)
+    extra = [name for name in now if name not in work.start]
+    rates, active = _rates(work), work.active
     uneven = not bool(active.all())
-    own: set[str] = set()  # whose values are nobody else's, and may be changed in place
-    velocity: Values = {}
-    history: list[Tensor] = []
+    private: set[str] = set()  # whose values are nobody else's, and may be changed in place
+    moments = {name: Moments() for name in now}
+    losses: list[Tensor] = []
     squares: list[Tensor] = []
     for s, batch in enumerate(work.steps()):
-        still = {name: flags for name, flags in local.still(work, s).items() if bool(flags.any())}
-        fixed = {name for name, flags in still.items() if bool(flags.all())}
+        frozen = _frozen(terms, s)
+        fixed = {name for name, flags in frozen.items() if bool(flags.all())}
         now = {name: value.detach().requires_grad_(name not in fixed) for name, value in now.items()}
-        names = [name for name in now if name not in fixed]
-        moving = [now[name] for name in names]
-        loss = _Noted(task.loss) if work.squares else task.loss
-        losses = local.objective(forward, loss, now, batch, work, s)
-        if isinstance(loss, _Noted):
-            squares.append(loss.squared(work.real[:, s]))
-        gradient = _gradient(losses, moving)
-        history.append(losses.detach())
-        idle = ~active[:, s] if uneven else None
+        moving = [name for name in now if name not in fixed]
+        loss, gradient, squared = _gradient(network, task, local, terms, now, extra, moving, batch, s, work.squares)
+        losses.append(loss)
+        if squared is not None:
+            squares.append(squared.masked_fill(~work.real[:, s], 0).sum(1))
+        idle, rate = ~active[:, s] if uneven else None, rates[s]
         with torch.no_grad():
-            moved = {n: _held(g, still.get(n)) for n, g in zip(names, gradient, strict=True)}
-            direction = local.direction(moved, now, work)
-            for name in names:
-                step = direction[name]
-                if name in velocity:  # which is its own, and may be changed in place; a gradient may be another's too
-                    step = torch.add(step, velocity[name], alpha=local.momentum, out=velocity[name])
-                step = _held(_held(step, still.get(name)), idle)
-                if local.momentum:
-                    velocity[name] = step if name in velocity else step.clone()
-                if name in own:
-                    now[name].add_(step, alpha=-rate)
+            gradient = {name: _masked(g, frozen.get(name)) for name, g in gradient.items()}
+            direction = local.direction(gradient, now, terms, extra)
+            for name in moving:
+                step = optimizer.step(direction[name], now[name], moments[name], frozen.get(name))
+                step = _masked(step, idle)
+                if isinstance(rate, Tensor):
+                    step, alpha = step * per_client(rate.to(step), step), 1.0
                 else:
-                    now[name] = now[name].add(step, alpha=-rate)
-                    own.add(name)
+                    alpha = rate
+                if name in private:
+                    now[name].add_(step, alpha=-alpha)
+                else:
+                    now[name] = now[name].add(step, alpha=-alpha)
+                    private.add(name)
     end = {name: value.detach() for name, value in now.items()}
-    mean = (torch.stack(history, 1) * active).sum(1) / active.sum(1)
+    mean = (torch.stack(losses, 1) * active).sum(1) / active.sum(1)
     return Trained(end, mean, torch.stack(squares, 1).sum(1) / work.real.sum((1, 2)) if squares else None)
 
 
-def _gradient(losses: Tensor, moving: list[Tensor]) -> tuple[Tensor, ...]:
-    """Each client's own gradient by its own values; a local method may hold everything still."""
+def _gradient(
+    network: ChunkNetwork,
+    task: Task,
+    local: Local,
+    terms: Sequence[tuple[Term, Work]],
+    now: Values,
+    extra: Collection[str],
+    moving: list[str],
+    batch: Batch,
+    s: int,
+    squares: bool,
+) -> tuple[Tensor, Values, Tensor | None]:
+    """Return each client's loss [clients], its gradient by what moves, and the squared losses of its samples.
+
+    A batch in several parts is run one part after the other; the shares of samples are those of the whole batch.
+    """
+    model = {name: value for name, value in now.items() if name not in extra}
+    more = {name: now[name] for name in extra}
+    head_inputs = any(term.head_inputs for term, _ in terms)
+    activations = tuple(dict.fromkeys(name for term, _ in terms for name in term.activations))
+    total: Tensor | None = None
+    gradient: list[Tensor] = []
+    squared: list[Tensor] = []
+    for number, part in enumerate(batch.parts(local.accumulate)):
+        seen = network.watch(model, part.features, head_inputs, activations)
+        each = sample_losses(task.loss, seen.output, part)
+        loss = mean_over(each, part)
+        step = Step(s, model, more, part, seen, network, task.loss)
+        for term, work in terms:
+            for added in (term.penalty(step, work) if not number else None, term.loss(step, work)):
+                loss = loss if added is None else loss + added
+        own = _gradients(loss, [now[name] for name in moving])
+        gradient = [a + b for a, b in zip(gradient, own, strict=True)] if number else list(own)
+        total = loss.detach() if total is None else total + loss.detach()
+        if squares:
+            squared.append(each.detach().square())
+    assert total is not None
+    return total, dict(zip(moving, gradient, strict=True)), torch.cat(squared, 1) if squares else None
+
+
+def _gradients(losses: Tensor, moving: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return each client's own gradient by its own values; everything may be frozen."""
     if not moving:
         return ()
     return torch.autograd.grad(losses, moving, torch.ones_like(losses), allow_unused=True, materialize_grads=True)
 
 
-def _held(step: Tensor, still: Tensor | None) -> Tensor:
-    """A step, or a gradient, with zeros for clients that stand still."""
-    return step if still is None else step.masked_fill(still.view(-1, *[1] * (step.dim() - 1)), 0)
+def _frozen(terms: Sequence[tuple[Term, Work]], s: int) -> dict[str, Tensor]:
+    """Return which clients must not move a parameter in step ``s``, where there are any."""
+    out: dict[str, Tensor] = {}
+    for term, work in terms:
+        for name, flags in term.frozen(work, s).items():
+            if bool(flags.any()):
+                out[name] = out[name] | flags if name in out else flags
+    return out
 
 
-def _watched(task: Task, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """Return one client's output for a batch, and the outputs of the named submodules."""
+def _rates(work: Work) -> list[float] | Sequence[Tensor]:
+    """Return the step size of every step: a number where it is the same for all clients, else [clients]."""
+    rates = work.rates
+    return rates[0].tolist() if bool((rates == rates[:1]).all()) else rates.unbind(1)
+
+
+def _masked(step: Tensor, still: Tensor | None) -> Tensor:
+    """Return a step, or a gradient, with zeros for clients that stand still."""
+    return step if still is None else step.masked_fill(per_client(still, step), 0)
+
+
+def _watched(
+    task: Task, layer: str | None, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """Return one client's output for a batch, those of the named submodules, and what enters the last Linear layer."""
     found: dict[str, Tensor] = {}
 
     def note(name: str, _: nn.Module, __: Any, output: Tensor) -> None:
         found[name] = output
 
     handles = [task.module.get_submodule(name).register_forward_hook(partial(note, name)) for name in names]
+    last: list[Tensor] = []
     try:
-        output = task.forward(parameters, features)
+        if layer is None:
+            output = task.forward(parameters, features)
+        else:
+            output, *last = with_head_inputs(task, layer, parameters, features)
     finally:
         for handle in handles:
             handle.remove()
@@ -185,4 +225,4 @@ def _watched(task: Task, names: tuple[str, ...], parameters: Values, features: d
                 f"{type(task.module).__name__} shows no output of its submodule {name!r}, which must be called in "
                 "forward and give one tensor."
             )
-    return output, *(found[name] for name in names)
+    return output, *(found[name] for name in names), *last

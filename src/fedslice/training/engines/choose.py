@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fedslice.core.errors import unknown
-from fedslice.local.sgd import SGD
+from fedslice.local.base import Local
 from fedslice.task import Task
 from fedslice.training.engines.base import Engine
 from fedslice.training.engines.scope import noise
@@ -67,7 +67,7 @@ class Choice(NamedTuple):
     round_threads: int = 1
 
 
-def choose(name: str, chunk: int | None, task: Task, local: SGD, work: Work, cohort: int) -> Choice:
+def choose(name: str, chunk: int | None, task: Task, local: Local, work: Work, cohort: int) -> Choice:
     """The engine by name, or by counting on ``work``, a few clients of a cohort of this size."""
     if name != "auto" and name not in ENGINES:
         raise unknown("engine", name, [*ENGINES, "auto"])
@@ -101,7 +101,7 @@ def _shares_out(task: Task) -> bool:
     return any(getattr(layer, "keeps_to_the_cache", False) for layer in task.module.modules())
 
 
-def _copies(task: Task, local: SGD, work: Work) -> bool:
+def _copies(task: Task, local: Local, work: Work) -> bool:
     """Whether a copy of the network computes the same; a layer may, say, hold a function that calls the original's."""
     step, ends = work.part(slice(1)).first(1), []
     try:
@@ -114,7 +114,7 @@ def _copies(task: Task, local: SGD, work: Work) -> bool:
 
 
 def _kind(
-    name: str, alone: _Cost, task: Task, local: SGD, work: Work
+    name: str, alone: _Cost, task: Task, local: Local, work: Work
 ) -> tuple[type[Vectorized] | type[Sequential], str, bool, _Cost]:
     """The engine, why, whether the model left no choice, and what a client's step takes on it."""
     if name == "sequential":
@@ -205,7 +205,7 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _count(kind: type[Vectorized] | type[Sequential], task: Task, local: SGD, work: Work, clients: int) -> _Cost:
+def _count(kind: type[Vectorized] | type[Sequential], task: Task, local: Local, work: Work, clients: int) -> _Cost:
     """Return the cost of a step of this many clients; where there are fewer, they take part more than once."""
     kept = 0
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fedslice.core.slice import Values
-from fedslice.local.sgd import SGD
+from fedslice.local.base import Local
 from fedslice.task import Task
-from fedslice.training.engines.base import Pass, Trained, descend, joined_squares
+from fedslice.training.engines.base import Forward, Trained, joined_squares, train_chunk
 from fedslice.training.engines.workers import Workers
 from fedslice.training.work import Work
 
@@ -25,15 +25,15 @@ class Sequential:
     def __init__(self, workers: Workers | None = None):
         self._workers = workers or Workers()
 
-    def train(self, task: Task, local: SGD, work: Work) -> Trained:
+    def train(self, task: Task, local: Local, work: Work) -> Trained:
         """Each client in turn; with several workers, as many clients at once."""
         clients = [_alone(work, c) for c in range(len(work.clients))]
-        done = self._workers.train(lambda own, part: descend(_lift, own, local, part), task, clients)
+        done = self._workers.train(lambda own, part: train_chunk(_lift, own, local, part), task, clients)
         end = {name: _joined([each.end[name] for each in done]) for name in done[0].end}
         return Trained(end, torch.cat([each.losses for each in done]), joined_squares(done))
 
 
-def _lift(function: Pass) -> Pass:
+def _lift(function: Forward) -> Forward:
     """For a chunk of one, whose axis is squeezed out: the way back then costs nothing, where an index takes a copy."""
 
     def forward(parameters: Values, features: dict[str, Tensor]) -> Any:
@@ -52,7 +52,7 @@ def _alone(work: Work, client: int) -> Work:
     return replace(
         part,
         start={name: value[own[name]] for name, value in part.start.items()},
-        aside={name: value[own[name]] for name, value in part.aside.items()},
+        terms={label: {name: value[own[name]] for name, value in mine.items()} for label, mine in part.terms.items()},
     )
 
 

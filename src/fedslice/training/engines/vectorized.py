@@ -11,9 +11,9 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedslice.core.errors import UserError
-from fedslice.local.sgd import SGD
+from fedslice.local.base import Local
 from fedslice.task import Task
-from fedslice.training.engines.base import Pass, Trained, descend, joined_squares
+from fedslice.training.engines.base import Forward, Trained, joined_squares, train_chunk
 from fedslice.training.engines.workers import Workers
 from fedslice.training.work import Work
 
@@ -37,7 +37,7 @@ class Vectorized:
     def __init__(self, workers: Workers | None = None):
         self._workers = workers or Workers()
 
-    def train(self, task: Task, local: SGD, work: Work) -> Trained:
+    def train(self, task: Task, local: Local, work: Work) -> Trained:
         """All clients at once, or with several workers as many parts, as even as can be."""
         clients = len(work.clients)
         count = min(self._workers.count, clients)
@@ -56,10 +56,10 @@ def _attention(device: torch.device) -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
-def _together(local: SGD, task: Task, work: Work) -> Trained:
+def _together(local: Local, task: Task, work: Work) -> Trained:
     names, columns = list(work.start), list(work.features)
 
-    def lift(function: Pass) -> Pass:
+    def lift(function: Forward) -> Forward:
         def one(*tensors: Tensor) -> Any:
             split = len(names)
             return function(
@@ -68,9 +68,9 @@ def _together(local: SGD, task: Task, work: Work) -> Trained:
 
         # On plain tensors: unpacking containers costs more than small layers.
         batched = vmap(one, randomness="different")
-        return lambda parameters, features: batched(*parameters.values(), *features.values())
+        return lambda parameters, features: batched(*map(parameters.__getitem__, names), *features.values())
 
     try:
-        return descend(lift, task, local, work)
+        return train_chunk(lift, task, local, work)
     except RuntimeError as error:  # one client's step has been run in plain PyTorch before (see choose)
         raise NotVectorizableError(type(task.module).__name__, error) from error

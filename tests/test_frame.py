@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -338,6 +339,16 @@ def test_whole_numbers_are_ids_where_they_are_declared() -> None:
     assert feature(pairs, "m") == [[1, 2], [2, 1]]
 
 
+def test_clients_are_a_feature_if_they_are_named() -> None:
+    for users, known in ((["b", "a", "b"], ["a", "b"]), ([70, 7, 70], [7, 70])):
+        federation = made(x=[1, 2, 3], user=users, options={"features": ["user", "x"]})
+        assert feature(federation, "user") == [1, 2, 2]
+        assert federation.vocabularies["user"].values == known == federation.ids.tolist()
+    friends = made(x=[["b", "c"], []], user=["a", "b"], options={"features": ["user", "x"], "ids": [["user", "x"]]})
+    assert friends.vocabularies["x"].values == ["a", "b", "c"]
+    assert "column for client" in one_sentence(lambda: made(x=[1, 2], options={"ids": ["user"]}))
+
+
 def test_ids_that_training_does_not_know_or_sees_rarely_are_zero() -> None:
     columns = {"i": ["x", "x", "y", "z"], "h": [False, False, False, True]}
     federation = made(**columns, test="h")
@@ -468,7 +479,7 @@ def test_any_table_is_a_federation_or_a_sentence(data: st.DataObject) -> None:
     )
     anything = st.sampled_from([None, pl.Date, pl.UInt128, pl.Decimal(10, 2), pl.Array(pl.Int64, 2), pl.Null])
     types = {name: data.draw(st.one_of(kinds, anything)) for name in "yabt"}
-    gaps = data.draw(st.booleans())
+    gaps = data.draw(st.integers(0, 4)) == 0
     columns = [USERS, *(column(name, dtype=kind, allow_null=gaps) for name, kind in types.items())]
     table = data.draw(dataframes(cols=columns, min_size=1, max_size=6))
     options = data.draw(OPTIONS)
@@ -631,6 +642,20 @@ def test_a_folder_that_cannot_be_read_is_told_in_a_sentence(tmp_path: Path, file
             write(tmp_path / name, content)
     assert told in one_sentence(lambda: Federation.from_frame(tmp_path, **ROLES))
     assert "is not a file or folder" in one_sentence(lambda: Federation.from_frame(tmp_path / "nothing", **ROLES))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for path in (tmp_path / "alone.csv", tmp_path / "folder" / "ann.csv"):
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+    for path in (tmp_path / "alone.csv", tmp_path / "folder"):
+        assert "is not a file or folder" in one_sentence(lambda path=path: Federation.from_frame(path, **ROLES))
+
+
+def test_an_array_can_mark_the_test_samples() -> None:
+    federation = made(x=[1, 2, 3], y=[1.0, 2.0, 3.0], test=[False, True, True])
+    assert sorted(federation.test.label.tolist()) == [2.0, 3.0]
+    assert "one boolean per sample (3)" in one_sentence(lambda: made(x=[1, 2, 3], test=[True]))
 
 
 def test_files_of_clients_agree_on_types(tmp_path: Path) -> None:

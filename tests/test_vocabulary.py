@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedslice import Vocabulary
@@ -17,6 +17,7 @@ numbers = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20)
 values = st.one_of(texts, numbers, st.lists(st.booleans(), max_size=5))
 
 
+@settings(deadline=None)
 @given(values, st.booleans())
 def test_decoding_turns_encoding_back_and_encoding_decoding(found: list[Any], unknown: bool) -> None:
     vocabulary = Vocabulary(found, unknown=unknown)
@@ -26,6 +27,7 @@ def test_decoding_turns_encoding_back_and_encoding_decoding(found: list[Any], un
     assert vocabulary.size == len(set(found)) + unknown
 
 
+@settings(deadline=None)
 @given(values, st.randoms())
 def test_numbers_follow_the_order_of_values_and_not_of_rows(found: list[Any], chance: Any) -> None:
     shuffled = [*found, *found[:3]]
@@ -34,6 +36,7 @@ def test_numbers_follow_the_order_of_values_and_not_of_rows(found: list[Any], ch
     assert Vocabulary(found).values == sorted(set(found))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), values, max_size=4), st.booleans())
 def test_json_keeps_a_vocabulary(found: dict[str, list[Any]], unknown: bool) -> None:
     vocabularies = {name: Vocabulary(one, unknown=unknown) for name, one in found.items()}
@@ -48,6 +51,7 @@ def test_zero_stands_for_values_that_are_not_in_the_vocabulary() -> None:
     colours = Vocabulary(["red", "blue"])
     assert colours.encode(["green", "blue", "red", "green"]).tolist() == [0, 1, 2, 0]
     assert colours.decode([0, 2]) == [None, "red"]
+    assert Vocabulary().decode([0, 0]) == [None, None]
     assert Vocabulary([3, 1]).encode(torch.tensor([1, 2, 3])).tolist() == [1, 0, 2]
 
 
@@ -87,6 +91,7 @@ def test_json_that_is_no_vocabulary_is_refused_in_a_sentence(text: str) -> None:
     assert "vocabular" in one_sentence(loads, whole)
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_any_json_is_a_vocabulary_or_a_sentence(found: Any) -> None:
     text = json.dumps({"values": found, "unknown": True})

@@ -102,7 +102,7 @@ class Federation:
             client: The column of clients' ids, texts or whole numbers; of a folder, the name for this column.
             label: The column of labels. Floats are numbers to predict, texts and booleans classes 0, 1, … (int64);
                 whole numbers are classes if they are 0, 1, … without a gap, else ``classes`` must say it.
-            features: The columns to use; all by default.
+            features: The columns to use; all others by default. The clients' column, if named, is a feature of ids.
             ids: Columns of whole numbers, or of lists of them, that are ids. Columns in a list of their own share a
                 vocabulary: ``ids=["shop", ["item", "history"]]``.
             dense: Columns of numbers to put into one feature [n, columns], by its name: ``{"x": ["age", "price"]}``.

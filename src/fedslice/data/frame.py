@@ -33,7 +33,7 @@ class Frame:
         declared = {name for group in roles.shared for name in group}
         self._columns = {
             name: Column(table[name], roles.fill, roles.lists.get(name), name in declared)
-            for name in [*roles.own.values(), *chosen]
+            for name in dict.fromkeys([*roles.own.values(), *chosen])
         }
         self._features = chosen
 

@@ -47,8 +47,11 @@ class Roles:
 
     @property
     def shared(self) -> list[tuple[str, ...]]:
-        """The declared ids, those with one vocabulary together."""
-        return [(one,) if isinstance(one, str) else tuple(one) for one in self.ids]
+        """The declared ids, those with one vocabulary together; clients are ids where they are a feature."""
+        declared = [(one,) if isinstance(one, str) else tuple(one) for one in self.ids]
+        if self.client in (self.features or ()) and not any(self.client in group for group in declared):
+            declared.append((self.client,))
+        return declared
 
     @property
     def grouped(self) -> list[str]:
@@ -87,7 +90,7 @@ class Roles:
                 raise unknown(f"column for {role}", str(name), columns)
             if names.count(name) > 1:
                 raise UserError(f"{role} names {name!r} twice; name it once.")
-            if role == "fill":
+            if role == "fill" or (name == self.client and name in chosen):
                 continue
             if purpose := next((purpose for purpose, own in self.own.items() if own == name), None):
                 raise UserError(f"{role} names {name!r}, which is the column for {purpose}; leave it out there.")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 from torch import Tensor
@@ -79,8 +80,9 @@ class Vocabulary:
                 f"a vocabulary was given numbers from {given.min().item()} to {given.max().item()} to decode, "
                 f"expected whole ones from 0 to {self.size - 1}."
             )
-        values = [None, *self.values] if self.unknown else self.values
-        return [values[number] for number in given.tolist()]
+        places = pl.Series(given.numpy().astype(np.int64)) - int(self.unknown)
+        found: list[Any] = self._values.gather(places.set(places < 0, None)).to_list()
+        return found
 
     def to_json(self) -> str:
         """Return the vocabulary as JSON: ``{"unknown": true, "values": [...]}``."""

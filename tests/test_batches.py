@@ -227,6 +227,8 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], messag
     with pytest.raises(UserError, match=message) as refusal:
         Recipe().with_options(options)
     text = str(refusal.value)
-    assert text.startswith("local=plain: ")
+    assert text.startswith(
+        ("local=plain: ", "local.optimizer=sgd: ", "local.schedule=exponential: ", "local.sampler=batches: ")
+    )
     assert text.endswith(".")
     assert "\n" not in text

@@ -108,7 +108,7 @@ def test_list_as_a_process(tmp_path: Path) -> None:
         "about": ABOUT["fedsubavg"],
         "select": "uniform",
         "slices": "feature-rows",
-        "local": "sgd",
+        "local": "plain",
         "codec": "dense",
         "combine": "heat",
         "server": "sgd",

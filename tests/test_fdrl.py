@@ -258,7 +258,7 @@ def test_models_that_do_not_fit_are_refused(task_of: Callable[[], Task], options
 def test_encoders_of_two_kinds_train_without_distances() -> None:
     task = two(3, 5)
     one = run(task, get("fdrl", cohort=4, alpha=0, beta=0, **SMALL))
-    other = run(task, get("fdrl", cohort=4, local="sgd", **SMALL))
+    other = run(task, get("fdrl", cohort=4, local="plain", **SMALL))
     assert_same(one.model, other.model)
 
 

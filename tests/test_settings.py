@@ -48,7 +48,9 @@ def test_a_name_that_the_task_and_a_part_have_is_refused_with_its_full_names() -
     assert refusal("mnist", "fedntd", beta=0.3, partition="dirichlet") == AMBIGUOUS
     assert "both local.fdrl.beta and task.beta exist" in refusal("agnews", "fdrl", beta=0.3)
     assert "both local.optimizer.momentum and server.momentum exist" in refusal(recipe="fedavgm", momentum=0.3)
-    with pytest.raises(UserError, match=r"^Setting 'decay' is ambiguous: both local\.decay and codec\.decay exist\."):
+    with pytest.raises(
+        UserError, match=r"^Setting 'decay' is ambiguous: both local\.schedule\.decay and codec\.decay exist\."
+    ):
         recipes.get("flss", decay=0.5)
 
 

@@ -304,7 +304,7 @@ def test_a_part_inside_of_which_all_is_shared_is_itself(
 def test_rows_of_both_encoders_are_the_whole_tables() -> None:
     """T09: a row without a gradient rests, so that own rows train as whole tables do, and cost less."""
     task = readers()
-    options: dict[str, Any] = {"cohort": 4, "local": "sgd", "combine": "heat", **SMALL}
+    options: dict[str, Any] = {"cohort": 4, "local": "plain", "combine": "heat", **SMALL}
     whole, rows = (run(task, get("fdrl", inner=inner, **options), rounds=4) for inner in ("whole", "feature-rows"))
     assert_close(rows.model, whole.model, rtol=1e-10, atol=1e-13)
     assert rows.ledger.up_bytes < whole.ledger.up_bytes

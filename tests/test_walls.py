@@ -411,7 +411,7 @@ def test_what_is_private_is_never_in_a_message(wire: bool) -> None:
 @pytest.mark.usefixtures("float64")
 def test_private_values_persist_and_belong_to_one_client() -> None:
     """A plain loop with a private part per client reproduces the rounds; who is absent keeps what it had."""
-    task, recipe = fitting("fdrl", cohort=3, local="sgd", weights="samples")
+    task, recipe = fitting("fdrl", cohort=3, local="plain", weights="samples")
     experiment = Experiment(task, recipe, rounds=5, eval_every=1)
     model, own = task.initial(0), [{} for _ in SIZES]
     absent = 0
@@ -504,7 +504,7 @@ def test_parts_that_cannot_go_together_are_refused_by_name(parts: Mapping[str, A
         ("fedsubavg", {"estimator": "exact"}, "combine=heat: estimator='exact'"),
         ("fedsubavg", {"max_coef": -1.0}, "max_coef=-1.0"),
         ("fedavg", {"server_lr": 0.0}, "server=sgd: server_lr=0.0"),
-        ("fedprox", {"mu": -0.1}, "local=prox: mu=-0.1"),
+        ("fedprox", {"mu": -0.1}, "local.prox=prox: mu=-0.1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:

@@ -12,8 +12,8 @@ Settings = dict[str, str]  # dotted path -> value as text
 def flatten(content: Mapping[str, Any], prefix: str = "") -> Settings:
     """Nested settings by dotted path. A part's own name stands at its place, as ``--set`` takes it.
 
-    >>> flatten({"local": {"name": "sgd", "lr": 0.1, "epochs": None}, "rounds": 5})
-    {'local': 'sgd', 'local.lr': '0.1', 'local.epochs': 'none', 'rounds': '5'}
+    >>> flatten({"local": {"name": "plain", "lr": 0.1, "epochs": None}, "rounds": 5})
+    {'local': 'plain', 'local.lr': '0.1', 'local.epochs': 'none', 'rounds': '5'}
     """
     out: Settings = {}
     for key, value in content.items():

@@ -16,7 +16,7 @@ from fedslice.core.errors import UserError
 from fedslice.federation import Federation, Samples
 from fedslice.measure import accuracy
 from fedslice.measure.classes import class_accuracy
-from fedslice.measure.instruments import is_measured
+from fedslice.schema import find
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone
 from fedslice.task import Task
@@ -73,7 +73,7 @@ def test_a_run_logs_them_and_their_weighted_mean_is_its_accuracy() -> None:
     assert shares[:3] == pytest.approx([2 / 3, 1 / 2, 1])
     assert math.isnan(shares[3])
     assert row["test_accuracy"] == pytest.approx(sum(shares[label] for label in labels) / len(labels))
-    assert all(is_measured(name) for name in row if "class" in name)
+    assert all(find(name).measured for name in row if "class" in name)
 
 
 def holding_out(one: Task, test: Samples) -> Task:

@@ -8,8 +8,9 @@ import pytest
 
 from command import SMALL, TINY, fedslice, process, without_seconds
 from fedslice import cli
-from fedslice.compare import Target, table
 from fedslice.recipes import ABOUT, RECIPES
+from fedslice.runs.comparison import table
+from fedslice.runs.stopping import Target
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}

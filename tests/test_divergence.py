@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from command import fedslice
-from fedslice.compare import Target, table
+from command import execute, fedslice
 from fedslice.config import assignments, request, resolve
 from fedslice.core.errors import RunWarning
 from fedslice.local import SGD
 from fedslice.reproduce.exhibits import Cell
 from fedslice.reproduce.measured import Measured
 from fedslice.reproduce.workers import Outcome
-from fedslice.runs.execute import execute
+from fedslice.runs.comparison import table
 from fedslice.runs.reading import read
+from fedslice.runs.stopping import Target
 from fedslice.training.experiment import Experiment
 
 SET = ("clients=50", "items=60")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 import fedslice as package
 from command import fedslice
 from fedslice import Metric, UserError, measure, tasks
-from fedslice.compare import Target, table
 from fedslice.federation import Federation
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import score_columns
-from fedslice.measure.scores import accuracy, auc, mae, rmse
-from fedslice.metrics import Score, directions, lower_is_better, measured
+from fedslice.metrics import Score, accuracy, auc, directions, lower_is_better, mae, measured, rmse
 from fedslice.report.gather import gather
 from fedslice.report.tables import end_sheet, summary
+from fedslice.runs.comparison import table
 from fedslice.runs.reading import find, read
+from fedslice.runs.stopping import Target
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options
 from fedslice.training.evaluate import evaluate

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from command import execute
 from fedslice.config import assignments, request, resolve
 from fedslice.core.errors import UserError
 from fedslice.panel import Panel, histogram
@@ -21,7 +22,6 @@ from fedslice.report.curves import curves
 from fedslice.report.gather import gather
 from fedslice.report.panels import columns, panels
 from fedslice.report.tables import end_sheet, runs_sheet, settings_sheets, summary
-from fedslice.runs.execute import execute
 from fedslice.runs.reading import find, read
 from layouts import one_sentence
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from command import SMALL, fedslice
+from command import SMALL, execute, fedslice
 from fedslice import tasks
 from fedslice.config import request, resolve
 from fedslice.core.entries import View
@@ -29,13 +29,12 @@ from fedslice.core.slice import Axis, Slice, Values
 from fedslice.local import SGD
 from fedslice.measure.base import Moment
 from fedslice.measure.clients import columns
-from fedslice.measure.instruments import is_measured
+from fedslice.schema import find
 from fedslice.measure.personal import Personal, Stale
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.runs.clients import read_clients
 from fedslice.runs.directory import RunDirectory
-from fedslice.runs.execute import execute
 from fedslice.select import Everyone, Uniform
 from fedslice.task import Task
 from fedslice.training.engines import Sequential
@@ -155,7 +154,7 @@ def test_any_recipe_has_its_personal_models_measured(name: str) -> None:
     for row in one.stream():
         models = {client: own_model(one, client) for client in TESTED}
         assert of(row, "personal") == pytest.approx(expected(task, "personal", models), abs=1e-9)
-        assert all(is_measured(column) for kind in kinds for column in of(row, kind))
+        assert all(find(column).measured for kind in kinds for column in of(row, kind))
     other = Moment(one._scene, one.round, one.model, Choice(Sequential(), 4, 1, "by name"))
     again = one._instruments.measure(other)
     for kind in kinds:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedslice.compare import Target, table
 from fedslice.core.errors import UserError
 from fedslice.panel import Panel
 from fedslice.recipes import RECIPES
@@ -22,6 +21,8 @@ from fedslice.report.gather import aim, gather
 from fedslice.report.naming import Settings, labels, short_keys
 from fedslice.report.panels import columns, omitted, panels
 from fedslice.report.tables import end_sheet, legend, settings_sheets, summary, target_sheet
+from fedslice.runs.comparison import table
+from fedslice.runs.stopping import Target
 from reports import log, run
 
 values = st.sampled_from(["1", "2", "none"])

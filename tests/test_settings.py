@@ -16,12 +16,12 @@ from command import SMALL, fedslice
 from fedslice import Experiment, recipes, tasks
 from fedslice.codecs import Dense, TopK
 from fedslice.combine import HeatCorrected
-from fedslice.compare import requests
 from fedslice.config import Settled, assignments, known_settings, request, resolve, settle
 from fedslice.core.errors import UserError, shown, unknown
 from fedslice.local import SGD, Prox
 from fedslice.measure.base import Instrument
 from fedslice.recipe import PARTS, Recipe
+from fedslice.runs.comparison import requests
 from fedslice.select import Uniform
 from fedslice.settings import pairs, read, written
 from toys import chosen, recommender

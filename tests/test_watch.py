@@ -18,7 +18,8 @@ from fedslice import watch as module
 from fedslice.core.errors import UserError
 from fedslice.plot import DARK
 from fedslice.report.gather import gather
-from fedslice.runs import RunDirectory, sight
+from fedslice.runs import sight
+from fedslice.runs.directory import RunDirectory
 from fedslice.runs.reading import find, read
 from fedslice.runs.sight import FINISHED, RUNNING, STOPPED, Watcher, held
 from fedslice.watch import picture, watch

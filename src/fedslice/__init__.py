@@ -6,10 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedslice.api import compare, load, run
     from fedslice.core.errors import UserError
     from fedslice.federation import Federation, Ragged
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
+    from fedslice.runs.callbacks import Callback
+    from fedslice.runs.comparison import Comparison
+    from fedslice.runs.run import Run
+    from fedslice.runs.stopping import EarlyStopping, Target
+    from fedslice.runs.trackers import MLflow, TensorBoard, WandB
     from fedslice.task import Task
     from fedslice.training.experiment import Experiment
     from fedslice.training.parties import Client, Server
@@ -17,28 +23,50 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Callback",
     "Client",
+    "Comparison",
+    "EarlyStopping",
     "Experiment",
     "Federation",
+    "MLflow",
     "Metric",
     "Ragged",
     "Recipe",
+    "Run",
     "Server",
+    "Target",
     "Task",
+    "TensorBoard",
     "UserError",
+    "WandB",
     "__version__",
+    "compare",
+    "load",
+    "run",
 ]
 
 _HOMES = {
+    "Callback": "fedslice.runs.callbacks",
     "Client": "fedslice.training.parties",
+    "Comparison": "fedslice.runs.comparison",
+    "EarlyStopping": "fedslice.runs.stopping",
     "Experiment": "fedslice.training.experiment",
     "Federation": "fedslice.federation",
+    "MLflow": "fedslice.runs.trackers",
     "Metric": "fedslice.metrics",
     "Ragged": "fedslice.federation",
     "Recipe": "fedslice.recipe",
+    "Run": "fedslice.runs.run",
     "Server": "fedslice.training.parties",
+    "Target": "fedslice.runs.stopping",
     "Task": "fedslice.task",
+    "TensorBoard": "fedslice.runs.trackers",
     "UserError": "fedslice.core.errors",
+    "WandB": "fedslice.runs.trackers",
+    "compare": "fedslice.api",
+    "load": "fedslice.api",
+    "run": "fedslice.api",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names above, and no others

@@ -16,8 +16,8 @@ from fedslice.core.errors import UserError
 from fedslice.federation import Federation, Samples
 from fedslice.measure import accuracy
 from fedslice.measure.classes import class_accuracy
-from fedslice.schema import find
 from fedslice.recipe import Recipe
+from fedslice.schema import find
 from fedslice.select import Everyone
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment

@@ -13,7 +13,7 @@ from fedslice.runs.comparison import table
 from fedslice.runs.stopping import Target
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}
+RUN = {"task", "recipe", "seed", "source", "metrics", "diverged", "stopped"}
 COSTS = {"up_bytes", "down_bytes", "enrol_bytes", "framing_bytes", "rejected", "seconds"}
 ROW = {"round", "train_loss", "test_loss", "test_auc", "test_accuracy", *COSTS}
 SUMMARY = {"recipe", "seeds", "target", "reached", "diverged"} | {

@@ -30,7 +30,7 @@ def plan(recipe: str) -> Plan:
     return resolve(request(SAID | {"recipe": recipe} | ({} if recipe == "feddd" else {"cohort": 6})))
 
 
-class Ended(Exception):
+class Ended(BaseException):
     """The test ends a run."""
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from command import fedslice
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 
@@ -32,6 +34,21 @@ def test_an_example_sends_less_and_learns(name: str, capsys: pytest.CaptureFixtu
     assert part[-1][3] < 0.6 * whole[-1][3], "bytes that go up"
     for rows in (whole, part):
         assert rows[-1][1] > rows[0][1] + 0.2, "scores of clients' own models"
+
+
+def test_an_own_task_with_an_own_metric_is_compared_and_runs_as_a_command(tmp_path: Path) -> None:
+    script = EXAMPLES / "own_task.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    cells = [line.strip("│").split("┆") for line in done.stdout.splitlines() if line.startswith("│ fed")]
+    fedavg, fedsubavg = ([float(cell) for cell in row[1:]] for row in cells)
+    assert fedavg[0] <= 40 >= fedsubavg[0], "both reach the target"
+    assert fedsubavg[2] < 0.2 * fedavg[2], "bytes that go up"
+    run = fedslice("run", f"{script}:shop", "--rounds", 2, "--out", tmp_path / "r", "--json").document
+    assert run["task"] == "shop"
+    assert set(run["metrics"][0]) >= {"test_off", "train_loss"}
+    lines = [line for line in script.read_text().splitlines() if line and '"""' not in line]
+    assert len(lines) <= 25
 
 
 def test_a_server_and_three_clients_in_processes_of_their_own_learn_over_pipes() -> None:

@@ -29,12 +29,12 @@ from fedslice.core.slice import Axis, Slice, Values
 from fedslice.local import SGD
 from fedslice.measure.base import Moment
 from fedslice.measure.clients import columns
-from fedslice.schema import find
 from fedslice.measure.personal import Personal, Stale
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.runs.clients import read_clients
 from fedslice.runs.directory import RunDirectory
+from fedslice.schema import find
 from fedslice.select import Everyone, Uniform
 from fedslice.task import Task
 from fedslice.training.engines import Sequential

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.config import build_task
-from fedslice.runs.settings import RunSettings
 from fedslice.core.errors import UserError
 from fedslice.federation import Federation, Ragged
+from fedslice.runs.settings import RunSettings
 from fedslice.task import Task
 from toys import MLP, Plain, assert_same, double, mlp, squared
 

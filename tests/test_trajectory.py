@@ -23,12 +23,12 @@ from fedslice.core.part import Round
 from fedslice.core.update import RowDelta
 from fedslice.core.vectors import Vectors
 from fedslice.measure.base import Moment
-from fedslice.schema import find
 from fedslice.measure.trajectory import COUNTS, RANK, Trajectory, residual
 from fedslice.panel import Panel
 from fedslice.recipes import RECIPES, get
 from fedslice.runs import checkpoint
 from fedslice.runs.reading import read
+from fedslice.schema import find
 from fedslice.training.experiment import Experiment
 from toys import begun, double, fitting, mlp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,6 +177,8 @@ def settle(asked: RunSettings) -> Settled:
         said[spelling] = asked.cohort
     own = assigned(said, names, f" for recipe {recipe_name!r}")
     usual = assigned({key: value for key, value in entry.settings.items() if owners(key, names)}, names)
+    if not _is_named(asked.recipe):
+        usual = {place: _unset(parts[place], values) if place in parts else values for place, values in usual.items()}
     for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
         if own["local"].get(given) is not None:
             usual["local"].pop(other, None)
@@ -214,6 +216,22 @@ def named_recipe(given: Any) -> tuple[Recipe, str]:
     if not isinstance(given, str):
         raise UserError(f"recipe={shown(given)}: expected a recipe's name or a fedslice.Recipe.")
     return recipes.get(given), given
+
+
+def _is_named(given: Any) -> bool:
+    """Whether a recipe is one of the table, and not the user's own."""
+    return (
+        _is_named(given.recipe)
+        if isinstance(given, Named)
+        else isinstance(given, str) and not outside.is_reference(given)
+    )
+
+
+def _unset(part: Part, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's usual settings, where a user's own part has its default: what it sets itself stays."""
+    defaults = {field.name: field.default for field in fields(part)}  # type: ignore[arg-type]
+    own = part.settings()
+    return {name: value for name, value in usual.items() if own[name] == defaults.get(name)}
 
 
 def _by_parts(recipe: Recipe) -> str:

@@ -235,7 +235,7 @@ def compare_tables(found: Comparison) -> Shown:
             parts.append(Text(f"{run.recipe} seed {run.seed} {at}"))
     for sheet in found.sheets():
         parts += [Text(sheet.caption), terminal(sheet, tall=True)]
-    note = legend(found.sheets())
+    note = legend(found.sheets(), marks=False)
     return [*parts, Text(note)] if note else parts
 
 

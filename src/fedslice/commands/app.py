@@ -81,7 +81,7 @@ TaskName = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help="A task's name (see fedslice list), one of your own (MODULE:NAME or FILE.py:NAME), or a TOML experiment file.",
+        help="A task's name (see fedslice list), your own as MODULE:NAME or FILE.py:NAME, or a TOML experiment file.",
         autocompletion=_choices("tasks", "about"),
     ),
 ]

@@ -11,9 +11,8 @@ import typer
 
 from fedslice import index
 from fedslice.commands.app import complete_instrument, complete_recipe, given
-from fedslice.runs.settings import RunSettings, option_of
+from fedslice.runs.settings import FIRST, RunSettings, option_of
 
-_FIRST = ("recipe", "rounds", "cohort", "seed", "data", "out", "set")  # the order in help; the others follow
 _COMPLETE: dict[str, Callable[[str], list[tuple[str, str]]]] = {
     "recipe": complete_recipe,
     "measure": complete_instrument,
@@ -73,7 +72,7 @@ def with_settings(*left_out: str, **changed: Any) -> Callable[[Callable[..., Non
         left_out: Settings that it does not take.
         changed: Types of options by setting, in place of the usual ones.
     """
-    names = [*_FIRST, *(name for name in RunSettings.model_fields if name not in (*_FIRST, "task"))]
+    names = [*FIRST, *(name for name in RunSettings.model_fields if name not in (*FIRST, "task"))]
     wanted = {name: changed.get(name) or option(name) for name in names if name not in left_out}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -90,7 +90,7 @@ def rebuilt(run: Run, task: Any = None, recipe: Any = None, model: Any = None, d
 
 def _unnamed(run: Run, kind: str) -> UserError:
     name = run.settings.get(kind)
-    called = f", {shown(name)}" if is_reference(name) else ""
+    called = f", {name!r}" if is_reference(name) else ""
     return UserError(
         f"{run.directory} was made with a {kind} of your own{called}. Code is run only if you name it: give it with "
         f"--{kind} MODULE:NAME, or with {kind}= in Python."

@@ -84,15 +84,16 @@ def end_sheet(rows: Sequence[Document], metrics: Sequence[str], columns: Columns
     return Sheet(sheet.caption, sheet.columns, named)
 
 
-def legend(sheets: Sequence[Sheet]) -> str:
-    """What ± and bold numbers in these tables mean, as far as there are any."""
+def legend(sheets: Sequence[Sheet], *, marks: bool = True) -> str:
+    """What ± and, where ``marks`` are shown, bold numbers in these tables mean, as far as there are any."""
     cells = [cell for sheet in sheets for row in sheet.rows for cell in row[1:]]
     words = []
+    marked = marks and any(cell.best for cell in cells)
     if any(cell.detail for cell in cells):
         words.append("± is the standard deviation over seeds: how far single runs lie from their mean.")
-        if any(cell.best for cell in cells):
+        if marked:
             words.append("Bold: the best mean, and every other whose interval of one ± overlaps with the best's.")
-    elif any(cell.best for cell in cells):
+    elif marked:
         words.append("Bold: the best. One seed cannot tell a better method from luck.")
     return " ".join(words)
 

@@ -90,7 +90,7 @@ class RunSettings(ExperimentSettings):
     def command(self, verb: str = "run") -> str:
         """Return what to type for this; for objects of a Python program, the call."""
         given = {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
-        ordered = {name: given[name] for name in type(self).model_fields if name in given}
+        ordered = {name: given[name] for name in (*FIRST, *type(self).model_fields) if name in given}
         if not all(_typed(value) for name, value in ordered.items() if name != "set"):
             return self._call(ordered)
         words = ["fedslice", verb, self.task]
@@ -116,6 +116,10 @@ class RunSettings(ExperimentSettings):
         """The call in Python."""
         words = [f"{name}={_repr(value)}" for name, value in given.items() if name not in ("task", "recipe")]
         return f"fedslice.run({', '.join([_repr(self.task), _repr(self.recipe), *words])})"
+
+
+FIRST = ("recipe", "rounds", "cohort", "seed", "data", "out", "set")
+"""The settings that stand first in help and in commands."""
 
 
 def option_of(name: str) -> str:

@@ -16,7 +16,7 @@ from fedslice.schema import Columns, find
 
 Row = Mapping[str, Any]
 
-_TARGET = re.compile(r"\s*([^\s=<>]+)\s*(>=|<=|==|=|>|<)\s*(.*?)\s*")
+_TARGET = re.compile(r"\s*([^\s=<>]*)\s*(>=|<=|==|=|>|<)\s*(.*?)\s*")
 _PATIENCE = re.compile(r"\s*([^\s=<>]+)((?:\s+\w+\s*=\s*\S+)+)\s*")
 
 

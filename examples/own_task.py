@@ -25,17 +25,14 @@ def shop():
     user, item = rng.integers(0, 60, 3_000), rng.zipf(1.5, 3_000) % 200
     stars = rng.normal(size=60)[user] + rng.normal(size=200)[item]
     data = fs.Federation.from_arrays(client=user, features={"user": user, "item": item}, label=stars, test=0.2)
-    off = fs.Metric(
-        lambda outputs, labels: (outputs - labels).abs().gt(1).double().mean(), lower_is_better=True, unit="%"
-    )
+    off = fs.Metric(lambda out, label: (out - label).abs().gt(1).double().mean(), lower_is_better=True, unit="%")
     tables = {"user.weight": "user", "item.weight": "item"}
     return fs.Task(data, Stars, nn.MSELoss(reduction="none"), tables, {"off": off}, name="shop")
 
 
 if __name__ == "__main__":
-    both = fs.compare(
-        shop(), ["fedavg", "fedsubavg"], target="test_off < 0.5", rounds=40, cohort=20, set={"lr": 0.1, "max_coef": 5}
-    )
+    settings = {"lr": 0.1, "max_coef": 5}
+    both = fs.compare(shop(), ["fedavg", "fedsubavg"], target="test_off < 0.5", rounds=40, cohort=20, set=settings)
     print(both.frame.select("recipe", "rounds_to_target", "test_off", "up_bytes"))
     model = Stars()
     model.load_state_dict(both.runs[-1].model)

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import json
 import sys
 import types
 from collections.abc import Mapping
@@ -190,7 +191,7 @@ def test_a_run_shows_itself() -> None:
     assert repr(found).startswith("Run(fedavg on hotcold, seed 0, 6 rounds, train_loss 0.6")
     page = found._repr_html_()
     assert page.count("<tr>") == 1 + 4
-    assert "<th>test auc</th>" in page
+    assert '<th scope="col">test auc</th>' in page
     assert schema.find("test_auc").text(found.scores["test_auc"]) in page
 
 
@@ -644,6 +645,37 @@ def test_clients_own_models_are_exported_by_client() -> None:
         assert torch.equal(value, load_file("own/3.safetensors")[name])
     done = fedslice("export", "r", "one.safetensors", "--client", "nobody")
     assert "unknown client 'nobody'" in done.err
+
+
+@pytest.mark.parametrize("field", ["task", "recipe", "model", "metrics"])
+def test_a_run_directory_from_elsewhere_runs_no_code(field: str) -> None:
+    """Whatever it names: code runs only if the user names it."""
+    fs.run("hotcold", "fedper", out="r", **SETTINGS)
+    Path("evil.py").write_text("from pathlib import Path\nPath('harm').touch()\nthing = None\n")
+    origin = json.loads(Path("r/origin.json").read_text())
+    origin["settings"][field] = ["evil.py:thing"] if field == "metrics" else "evil.py:thing"
+    Path("r/origin.json").write_text(json.dumps(origin))
+    for words in (("r", "x.safetensors"), ("r", "x.pt2"), ("r", "--personal", "own")):
+        assert fedslice("export", *words).code in (0, 2)
+    config = json.loads(Path("r/config.json").read_text())
+    config[field if field in config else "task"] |= {"name": "evil.py:thing"}
+    Path("r/config.json").write_text(json.dumps(config))
+    for words in (("r", "x.safetensors"), ("r", "x.pt2"), ("r", "--personal", "own")):
+        assert fedslice("export", *words).code in (0, 2)
+    assert fedslice("report", "r", "-o", "page.html").code == 0
+    assert not Path("harm").exists()
+
+
+def test_files_of_a_model_that_do_not_belong_together_are_refused() -> None:
+    from fedslice.runs import checkpoint
+
+    run = fs.run("hotcold", out="r", **SETTINGS)
+    for content, saying in (
+        ({"names": 3, "tied": {}}, "names=3: input should be a valid list; restore it from a copy."),
+        ({"names": ["more"], "tied": {}}, "the model has no values for 'more'; its files belong to different runs."),
+    ):
+        checkpoint.save(Path("r/module.safetensors"), {}, content)
+        assert saying in one_sentence(lambda: run.model)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def run(
     plan = resolve(asked)
     place, keep = _place(asked.out)
     (found,) = train([plan], [place], resume, checkpoint_seconds, lambda *_: callbacks)
-    return replace(found, keep=keep, own=_own(asked))
+    return replace(found, keep=keep)
 
 
 def compare(
@@ -170,16 +170,12 @@ def train(
     """Train runs, one after another, each with callbacks of its own."""
     for note in dict.fromkeys(note for plan in plans for note in plan.notes):
         warnings.warn(note, RunWarning, stacklevel=3)
-    return [
-        execute(
-            plan,
-            place,
-            resume=resume,
-            checkpoint_seconds=checkpoint_seconds,
-            callbacks=hooks.check(watch(number, len(plans), plan)),
-        )
-        for number, (plan, place) in enumerate(zip(plans, places, strict=True), 1)
-    ]
+    runs = []
+    for number, (plan, place) in enumerate(zip(plans, places, strict=True), 1):
+        told = hooks.check(watch(number, len(plans), plan))
+        found = execute(plan, place, resume=resume, checkpoint_seconds=checkpoint_seconds, callbacks=told)
+        runs.append(replace(found, own=_own(plan.asked)))
+    return runs
 
 
 def _place(out: str | Path | None) -> tuple[Path, object]:

@@ -37,7 +37,8 @@ class Plan:
     """A run with everything decided.
 
     Args:
-        settings: What was asked for, with the rounds and evaluations decided.
+        asked: The settings as they were given.
+        settings: The same with the rounds and evaluations decided.
         task: The task.
         recipe: The recipe.
         recipe_name: What it is called.
@@ -48,6 +49,7 @@ class Plan:
         notes: Sentences about what was decided otherwise than a user may expect.
     """
 
+    asked: RunSettings
     settings: RunSettings
     task: Task
     recipe: Recipe
@@ -142,7 +144,7 @@ def resolve(asked: RunSettings) -> Plan:
         **({"stop": [str(one) for one in stops]} if stops else {}),
         **({} if start is None else {"warm_start": identity.tensors(start)}),
     }
-    return Plan(decided, task, recipe, name, hardware, tuple(stops), start, config, notes)
+    return Plan(asked, decided, task, recipe, name, hardware, tuple(stops), start, config, notes)
 
 
 def build_task(asked: RunSettings) -> Task:

@@ -113,7 +113,7 @@ class _Training:
         plan, experiment, run = self._plan, self._experiment, self._run
         self._saved = _resume(experiment, run)
         self._last = time.monotonic()
-        run.origin(plan.settings.command(), plan.settings.stored())
+        run.origin(plan.asked.command(), plan.asked.stored())
         run.columns(list(run_columns(plan.task, plan.settings.measure).values()))
         run.panels(experiment.panels())
         Layout.of(plan.task).write(run.layout_path)

@@ -17,6 +17,9 @@ from fedslice.tasks import TASKS
 
 _IDENTITY = ("name", "source", "data", "parameters", "loss", "metrics")  # of a task's configuration, no settings
 
+# Settings that the clients' models do not depend on, and names of code, which are not taken from a directory.
+_NOT_REPEATED = ("task", "model", "out", "metrics", "stop", "warm_start")
+
 
 def rebuilt_task(run: Run, task: Any = None, model: Any = None, data: str | None = None) -> Task:
     """Return the task of a run.
@@ -73,10 +76,9 @@ def rebuilt(run: Run, task: Any = None, recipe: Any = None, model: Any = None, d
     made = rebuilt_task(run, task, model, data)
     if recipe is None and is_reference(run.settings.get("recipe")):
         raise _unnamed(run, "recipe")
-    named = {"task": task, "recipe": recipe, "model": model, "data": data}
-    given = run.settings | {name: value for name, value in named.items() if value is not None}
-    left_out = {"out", "metrics", "stop", "warm_start"}
-    plan = resolve(request({name: value for name, value in given.items() if name not in left_out}))
+    named = {"task": task or run.task, "recipe": recipe, "model": model, "data": data}
+    given = {key: value for key, value in run.settings.items() if key not in _NOT_REPEATED}
+    plan = resolve(request(given | {name: value for name, value in named.items() if value is not None}))
     there, here = run.config["recipe"], plan.config["recipe"]
     for place in {**there, **here}:
         if place != "name" and there.get(place) != here.get(place):

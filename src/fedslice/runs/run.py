@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +13,10 @@ import polars as pl
 from fedslice.core.errors import UserError
 from fedslice.panel import Panel
 from fedslice.runs.directory import RunDirectory
+from fedslice.runs.results import run_sheet
 from fedslice.runs.weights import Layout
 from fedslice.schema import Column, find
+from fedslice.sheets import html
 from fedslice.training.devices import PRESETS
 
 if TYPE_CHECKING:
@@ -165,16 +166,9 @@ class Run:
         return f"Run({self.recipe} on {self.task}, seed {self.seed}, {self._progress}{scores}, {str(self.directory)!r})"
 
     def _repr_html_(self) -> str:
-        names = [name for name in self.frame.columns if name != "rejected" or any(self.frame[name])]
-        shown = [find(name, self.columns) for name in names]
-        head = "".join(f"<th>{html.escape(one.words)}</th>" for one in shown)
-        step = max(1, -(-len(self.rows) // 20))
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(one.text(row.get(one.name)))}</td>' for one in shown)}</tr>"
-            for row in self.rows[:-1:step] + self.rows[-1:]
+        return html(
+            run_sheet(f"{self.recipe} on {self.task}, seed {self.seed}, {self._progress}", self.rows, self.columns)
         )
-        title = f"{self.recipe} on {self.task}, seed {self.seed}, {self._progress}"
-        return f"<p>{html.escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
     @property
     def _progress(self) -> str:

@@ -7,11 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
+from typing_extensions import TypedDict
 
+from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
 from fedslice.runs import checkpoint
+from fedslice.settings import first_problem
 from fedslice.task import Task
+
+
+class _Content(TypedDict):
+    names: list[str]
+    tied: dict[str, str]
+
+
+_CONTENT = TypeAdapter(_Content)
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,11 @@ class Layout:
     def read(cls, path: Path) -> Layout:
         """The layout that a run keeps in its directory."""
         fixed, meta = checkpoint.load(path)
-        return cls(tuple(meta["names"]), dict(meta["tied"]), fixed)
+        try:
+            content = _CONTENT.validate_python(meta)
+        except ValidationError as error:
+            raise UserError(f"{path}: {first_problem(error)}; restore it from a copy.") from None
+        return cls(tuple(content["names"]), content["tied"], fixed)
 
     def write(self, path: Path) -> None:
         """Keep it in a run directory."""
@@ -56,4 +72,7 @@ class Layout:
     def state_dict(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the state dict of a module whose trained parameters have these values."""
         values = {**self.fixed, **trained}
+        for name in self.names:
+            if self.tied.get(name, name) not in values:
+                raise UserError(f"the model has no values for {name!r}; its files belong to different runs.")
         return {name: values[self.tied.get(name, name)] for name in self.names}

@@ -66,11 +66,9 @@ def test_tables_hold_large_and_missing_numbers(capsys: pytest.CaptureFixture[str
     console.show(console.run_tables(reports.run("submodelavg", rows=[row] * 100)))
     text = capsys.readouterr().out
     assert_readable(text)
-    assert text.splitlines()[-2].split() == [
-        *("123,456", "1.5e+30", "-", "0.5000", "0.5000"),
-        *("1.00", "TB", "100", "kB", "1,234", "24.00", "h"),
-    ]
-    assert len(text.splitlines()) < 30
+    for words in ("123,456", "1.5e+30", "-", "0.5000", "1.00 TB", "100 kB", "1,234", "24.00 h"):
+        assert words in text
+    assert len(text.splitlines()) < 60, "two tables of a screenful, as it is too wide for one"
 
 
 def state(done: int, rounds: int) -> RunState:

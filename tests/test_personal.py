@@ -355,15 +355,15 @@ def test_a_run_that_goes_on_from_its_state_is_the_same(name: str) -> None:
 def test_means_by_hand() -> None:
     values = torch.tensor([0.5, 0.9, 0.1, 0.7, math.nan, math.nan])
     samples = torch.tensor([1, 2, 3, 4, 5, 0])
-    assert columns("personal", {"auc": values}, samples) == pytest.approx(
+    assert columns("personal", {"auc": values}, samples, {"auc": False}) == pytest.approx(
         {"personal_auc": 0.55, "personal_auc_weighted": (0.5 + 1.8 + 0.3 + 2.8) / 10, "personal_auc_worst": 0.1}
     )
     many = {"accuracy": torch.arange(30.0), "loss": torch.arange(30.0)}
-    found = columns("tuned", many, torch.ones(30))
+    found = columns("tuned", many, torch.ones(30), {"accuracy": False})
     assert (found["tuned_accuracy_worst"], found["tuned_loss_worst"]) == (1, 28)
-    nobody = columns("stale", {"auc": torch.full((3,), math.nan)}, torch.ones(3))
+    nobody = columns("stale", {"auc": torch.full((3,), math.nan)}, torch.ones(3), {"auc": False})
     assert all(math.isnan(value) for value in nobody.values())
-    broken = columns("stale", {"loss": torch.tensor([1.0, math.nan])}, torch.tensor([1, 1]))
+    broken = columns("stale", {"loss": torch.tensor([1.0, math.nan])}, torch.tensor([1, 1]), {})
     assert all(math.isnan(value) for value in broken.values()), "a loss that is no number is not left out"
 
 
@@ -371,7 +371,7 @@ def test_means_by_hand() -> None:
 def test_means_lie_between_the_worst_and_the_best(found: list[tuple[float, int]], draw: Any) -> None:
     def of_pairs(pairs: list[tuple[float, int]]) -> dict[str, float]:
         values, samples = (torch.tensor(column) for column in zip(*pairs, strict=True))
-        return columns("personal", {"score": values}, samples)
+        return columns("personal", {"score": values}, samples, {"score": False})
 
     one = of_pairs(found)
     low, high = min(value for value, _ in found), max(value for value, _ in found)

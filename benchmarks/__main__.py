@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import families, neighbours, population, weights
+from benchmarks import families, neighbours, population, tables, weights
 from benchmarks.peers import environments
 from benchmarks.subspace import EVERY
 from fedslice import tasks
@@ -292,6 +292,15 @@ def population_line(row: dict[str, Any]) -> str:
     )
 
 
+def tables_line(row: dict[str, Any]) -> str:
+    """A federation from a table."""
+    return (
+        f"{row['rows']:>11,} rows from a {row['source']:<8} {row['rows'] / row['seconds'] / 1e6:>6.2f} million rows/s"
+        f" ({row['seconds']:.1f} s, {row['cpu_seconds']:.1f} s of CPU), peak {row['peak_bytes'] / 1e9:.2f} GB"
+        f" ({row['before_bytes'] / 1e9:.2f} GB before)"
+    )
+
+
 Rows = list[dict[str, Any]]
 PARTS: dict[str, tuple[Callable[[Any, int], Rows], Callable[[dict[str, Any]], str]]] = {
     "speed": (speed, race_line),
@@ -303,6 +312,7 @@ PARTS: dict[str, tuple[Callable[[Any, int], Rows], Callable[[dict[str, Any]], st
     "neighbours": (crowded, neighbours_line),
     "scaling": (lambda _, repeats: scaling(repeats), scaling_line),
     "population": (lambda _, repeats: population.rows(repeats), population_line),
+    "tables": (lambda _, repeats: tables.rows(repeats), tables_line),
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedslice import Experiment, Federation, Task, recipes
 from fedslice.core.errors import UserError
-from fedslice.federation import Ragged
+from fedslice.data.ragged import Ragged
 from fedslice.models import DIN
 from fedslice.nn import LSTM
 from fedslice.training.engines.scope import threads

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.models import SentimentLSTM
 from fedslice.task import Task
 from fedslice.tasks.hotcold import zipf_ranks

@@ -27,8 +27,10 @@ from fedslice.training.rounds import play_round
 TASKS = {"hotcold": 20, "taobao": 3, "amazon-like": 3, "amazon": 3}  # and the rounds of a repeat
 BUSY = (0, 1, 2)
 LIBRARY = "workers"
+NOTEBOOK = "workers, as in a notebook"  # PyTorch's threads are there and were used before
 SETTINGS: dict[str, tuple[str, ...]] = {
     LIBRARY: (),
+    NOTEBOOK: (),
     "two threads": (),
     "one thread": (),
     "passive waiting": ("OMP_WAIT_POLICY=passive",),
@@ -85,9 +87,11 @@ def main() -> None:
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--data", type=Path)
     given = parser.parse_args()
+    if given.setting == NOTEBOOK:
+        torch.randn(2000, 2000) @ torch.randn(2000, 2000)
     requests, run = Requests(), experiment(given.task, given.data)
     count = run.engine.round_threads
-    if given.setting != LIBRARY:
+    if given.setting not in (LIBRARY, NOTEBOOK):
         count = 1 if given.setting == "one thread" else torch.get_num_threads()
         run.population._chosen = run.engine._replace(engine=type(run.engine.engine)())
     with threads(count):

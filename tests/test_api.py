@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -19,7 +21,9 @@ from command import TINY, fedslice, without_seconds
 from fedslice import schema
 from fedslice.config import assignments
 from fedslice.core.errors import UserError
+from fedslice.data import vocabulary
 from fedslice.metrics import auc
+from fedslice.runs import export
 from fedslice.runs.callbacks import Callback, RunState
 from fedslice.runs.settings import RunSettings
 from fedslice.runs.sight import Watcher
@@ -645,6 +649,31 @@ def test_clients_own_models_are_exported_by_client() -> None:
         assert torch.equal(value, load_file("own/3.safetensors")[name])
     done = fedslice("export", "r", "one.safetensors", "--client", "nobody")
     assert "unknown client 'nobody'" in done.err
+
+
+def test_what_ids_stand_for_stays_with_the_run_and_with_exported_models() -> None:
+    table = {"user": ["ann", "bob"] * 9, "item": ["tea", "oil", "rum"] * 6, "stars": [4.5, 2.0, 1.0] * 6}
+    shop = fs.Federation.from_frame(pl.DataFrame(table), client="user", label="stars")
+
+    class Stars(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = nn.Embedding(shop.vocabularies["item"].size, 1)
+
+        def forward(self, item: Tensor) -> Any:
+            return self.item(item).squeeze(-1)
+
+    task = fs.Task(shop, Stars, nn.MSELoss(reduction="none"), tables={"item.weight": "item"})
+    run = fs.run(task, rounds=1, cohort=2, out="r")
+    assert run.vocabularies == dict(shop.vocabularies)
+    assert fs.load("r").vocabularies["item"].encode(["rum"]).tolist() == [2]
+    assert fedslice("export", "r", "model.safetensors").code == 0
+    with safe_open("model.safetensors", framework="pt") as file:
+        assert vocabulary.loads(file.metadata()["vocabularies"]) == dict(shop.vocabularies)
+    export.program(Path("model.pt2"), run.model, task)
+    extra = {"vocabularies.json": ""}
+    torch.export.load("model.pt2", extra_files=extra)
+    assert vocabulary.loads(extra["vocabularies.json"]) == dict(shop.vocabularies)
 
 
 @pytest.mark.parametrize("field", ["task", "recipe", "model", "metrics"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.combine import HeatCorrected
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import Everyone

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.network.graph import Layer, layers, network, prefixes, same_when_narrow
 from fedslice.recipe import Recipe
 from fedslice.slices import Width

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation, Samples
+from fedslice.data.federation import Federation
+from fedslice.data.samples import Samples
 from fedslice.measure import accuracy
 from fedslice.measure.classes import class_accuracy
 from fedslice.recipe import Recipe

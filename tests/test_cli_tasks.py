@@ -8,8 +8,9 @@ import torch
 
 from command import SMALL, fedslice
 from fedslice.combine import HeatCorrected
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import amazon as amazon_files
-from fedslice.federation import Federation, Ragged
 from fedslice.models import DIN
 from fedslice.recipe import Recipe
 from fedslice.task import Task

@@ -25,7 +25,7 @@ from fedslice.core import capabilities
 from fedslice.core.capabilities import Rule
 from fedslice.core.errors import UserError
 from fedslice.core.part import Part
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.recipe import PARTS, Recipe
 from fedslice.task import Task
 from fedslice.training.devices import Devices

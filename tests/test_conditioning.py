@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure.conditioning import conditioning, dense_spectrum, krylov_spectrum
 from fedslice.models import SparseLogistic
 from fedslice.task import Task

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import reports
 from command import SMALL, TINY, fedslice
 from fedslice import console, tasks
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.runs.callbacks import RunState
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options

@@ -143,41 +143,42 @@ def test_os_system_by_name_is_refused_and_does_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     command = f"mkdir {mark}".encode()
     raw = b"\x80\x02cos\nsystem\nU" + bytes([len(command)]) + command + b"\x85R."
-    assert "holds the name 'os system', expected only" in one_sentence(pickled.plain, "x", raw)
+    assert "(the name 'os system'); fetch" in one_sentence(pickled.plain, "x", raw)
     assert not mark.exists()
 
 
 REFUSED = {
     "eval": (pickle.dumps(Evaluates(), 2), "the name '__builtin__ eval'"),
     "instance": (b"(ios\nsystem\n.", "the instruction INST"),
-    "object": (b"(cos\nsystem\no.", "the name 'os system'"),
+    "object": (b"(cos\nsystem\no.", "the instruction OBJ"),
     "new object": (b"cnumpy\nndarray\n)\x81.", "the instruction NEWOBJ"),
     "persistent id": (b"Pabc\n.", "the instruction PERSID"),
     "extension": (b"\x82\x01.", "the instruction EXT1"),
     "set": (pickle.dumps({1}, 4), "the instruction EMPTY_SET"),
-    "protocol 5 array": (pickle.dumps(np.zeros(2, np.uint8), 5), "the name 'numpy._core.numeric _frombuffer'"),
-    "array of objects": (pickle.dumps(np.array([None, {}]), 2), "a call of numpy dtype that saves no array of bytes"),
-    "array of floats": (pickle.dumps(np.zeros(2), 2), "a call of numpy dtype that saves no array of bytes"),
-    "a subclass": (b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\nK\x00\x85U\x01b\x87R.", "saves no array"),
+    "protocol 5 array": (pickle.dumps(np.zeros(2, np.uint8), 5), "the instruction BYTEARRAY8"),
+    "array of objects": (pickle.dumps(np.array([None, {}]), 2), "an array of something else than bytes"),
+    "array of floats": (pickle.dumps(np.zeros(2), 2), "an array of something else than bytes"),
     "a codec that unpacks": (
         b"c_codecs\nencode\nX\x01\x00\x00\x00xX\x03\x00\x00\x00zip\x86R.",
-        "call of _codecs encode",
+        "a text in another encoding",
     ),
-    "a call of a text": (b"U\x01x)R.", "a call of something without a name"),
-    "a call of a call": (b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87RU\x01xK\x00\x86R.", "a call of something without"),
-    "state of a list": (b"]}b.", "the state of something that is no array"),
-    "key of a list": (b"}]Ns.", "a key of type list"),
-    "key without value": (b"}(U\x01xu.", "a key without a value"),
-    "append to a number": (b"K\x01K\x02a.", "an instruction without its list"),
-    "items for a list": (b"](U\x01xNu.", "an instruction without its dict"),
-    "no mark": (b"K\x01t.", "an instruction without its mark"),
-    "empty stack": (b".", "an instruction without its operands"),
-    "unknown reference": (b"h\x07.", "a reference to number 7"),
-    "cut short": (python_2(*some(0))[:-4000], "something that is no pickle"),
-    "no end": (b"K\x01", "something that is no pickle"),
-    "text": (b"hello", "a reference to number 101"),
-    "nothing": (b"", "something that is no pickle"),
-    "a length to fill the memory": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x00x.", "something that is no pickle"),
+    "a call of a text": (b"U\x01x)R.", "not callable"),
+    "a call of a call": (b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87RU\x01xK\x00\x86R.", "not callable"),
+    "state of a list": (b"]}b.", "no attribute '__dict__'"),
+    "key of a list": (b"}]Ns.", "unhashable"),
+    "key without value": (b"}(U\x01xu.", "odd number"),
+    "append to a number": (b"K\x01K\x02a.", "no attribute 'append'"),
+    "items for a list": (b"](U\x01xNu.", "list indices"),
+    "no mark": (b"K\x01t.", "MARK"),
+    "empty stack": (b".", "underflow"),
+    "unknown reference": (b"h\x07.", "index 7"),
+    "cut short": (python_2(*some(0))[:-4000], "only 5339 remain"),
+    "no end": (b"K\x01", "exhausted"),
+    "text": (b"hello", "the instruction LIST"),
+    "nothing": (b"", "exhausted"),
+    "a length to fill the memory": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x00x.", "only 2 remain"),
+    "a place to fill the memory": (b"K\x01r\xff\xff\xff\x7f.", "a reference to number 2147483647"),
+    "a tower of tuples": (b"}K\x01" + 2000 * b"\x85" + b"Ns.", "1,000 tuples"),
     "bytes that do not fit": (python_2(*some(0)).replace(b"M\x00\x0c", b"M\x01\x0c"), "bytes do not fit its shape"),
 }
 
@@ -186,7 +187,7 @@ REFUSED = {
 def test_every_other_instruction_or_name_is_refused(case: str) -> None:
     raw, found = REFUSED[case]
     told = one_sentence(pickled.plain, "the file", raw)
-    assert told.startswith("the file holds ")
+    assert told.startswith("the file holds something else than ")
     assert found in told
 
 
@@ -221,7 +222,7 @@ def test_a_pickle_of_very_many_instructions_is_given_up(monkeypatch: pytest.Monk
     raw = b"\x80\x04]" + b"\x94" * 1000 + b"."  # every byte fills a place of the memory
     assert pickled.plain("x", raw) == []
     monkeypatch.setattr(pickled, "MAX_STEPS", 1000)
-    assert "holds more than 1,000 instructions, expected only" in one_sentence(pickled.plain, "x", raw)
+    assert "(more than 1,000 instructions" in one_sentence(pickled.plain, "x", raw)
 
 
 def damaged(content: Any) -> bytes:

@@ -84,3 +84,20 @@ def test_the_names_of_the_page_on_processes_exist() -> None:
         assert f"`{name}(" in page
         assert name in training.__all__
         assert getattr(training, name).__name__ == name
+
+
+def test_a_csv_file_becomes_a_trained_model_in_25_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    path = EXAMPLES / "own_csv.py"
+    _, code = path.read_text().split("\nfile = ")
+    lines = [line for line in code.splitlines() if line.strip() and '"""' not in line]
+    assert len(lines) <= 25
+    found = runpy.run_path(str(path), run_name="__main__")
+    (rows,) = tables(capsys.readouterr().out)
+    assert [row[0] for row in rows] == [0, 20, 40, 60]
+    assert rows[-1][2] < 0.25 * rows[0][2], "the error on the latest samples of each user"
+    shop = found["shop"]
+    assert len(shop) == 200
+    assert shop.ids[0] == "user 0"
+    assert shop.vocabularies["item"].size == 501
+    assert shop.vocabularies["tags"].values == list("01234567")
+    assert found["task"].vocabularies == shop.vocabularies

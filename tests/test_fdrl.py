@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fedslice.combine import HeatCorrected, Mean
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.local import FDRL
 from fedslice.local.sgd import Forward
 from fedslice.models.discriminative import Discriminative

@@ -16,7 +16,7 @@ from torch import nn
 
 from command import fedslice
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure.features import features, tsne
 from fedslice.task import Loss, Task
 from toys import MLP, squared

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedslice.core.errors import UserError
-from fedslice.federation import PAD, Federation, Ragged, Samples, ranges
-from fedslice.tables import IndexSets
+from fedslice.data.federation import Federation
+from fedslice.data.index_sets import IndexSets
+from fedslice.data.ragged import PAD, Ragged, ranges
+from fedslice.data.samples import Samples
 from toys import samples_of
 
 clients_of_samples = st.one_of(

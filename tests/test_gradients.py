@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.core.slice import Values
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure import full_gradient, gradient_norms
 from fedslice.measure.gradients import blocks
 from fedslice.task import Task, evaluating

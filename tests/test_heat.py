@@ -10,7 +10,8 @@ from rich.console import Console
 from torch import nn
 
 from fedslice.console import inspect_tables
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.measure import describe, histogram
 from fedslice.measure.heat import corrections
 from fedslice.task import Task

@@ -13,21 +13,13 @@ from torch import Tensor
 
 import fedslice as fs
 from fedslice.select.base import Cohort
-from fedslice.training.devices import Devices
 from fedslice.training.rounds import Phase
 from toys import assert_close, double
-from two_sides import EIGHT, Case
+from two_sides import Case, Timed
 from wire import Device, Disk, Killed, Losing, Reference, Wire, World, remembered, settled
 
 ROUNDS = 12
 KILLS = 12  # of each side, for each recipe: more than a hundred together
-
-
-class Timed(Case):
-    """Clients know how fast their devices are."""
-
-    def devices(self) -> Devices | None:
-        return Devices.drawn(len(EIGHT), 0)
 
 
 # Error feedback, look-backs, control variates, masks, a basis, and private blocks.

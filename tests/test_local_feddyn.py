@@ -14,7 +14,7 @@ from fedslice.codecs import StreamingSubspace
 from fedslice.combine import HeatCorrected, Mean
 from fedslice.core.slice import Values
 from fedslice.core.update import RowDelta
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.local import FedDC, FedDyn
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone, Uniform

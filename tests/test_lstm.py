@@ -14,7 +14,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.models import SentimentLSTM
 from fedslice.nn import LSTM, recurrence
 from fedslice.recipes import RECIPES

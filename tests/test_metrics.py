@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedslice as package
 from command import fedslice
 from fedslice import Metric, UserError, measure, schema, tasks
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure.clients import columns
 from fedslice.measure.instruments import run_columns
 from fedslice.metrics import Score, accuracy, auc, directions, mae, measured, rmse

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedslice.core.errors import UserError
-from fedslice.partition import LEAST, PER_CLASS, WAYS, held_out, partition, shards
+from fedslice.data.ways import LEAST, PER_CLASS, WAYS, held_out, partition, shards
 from layouts import one_sentence
 
 Ints = NDArray[np.int64]
@@ -38,7 +38,7 @@ def table(owner: Ints, label: Ints, clients: int) -> Ints:
     classes=st.integers(1, 10),
 )
 @settings(deadline=None)
-@patch("fedslice.partition.REDRAWS", 20)
+@patch("fedslice.data.ways.REDRAWS", 20)
 def test_any_request_gives_everyone_a_sample_or_a_sentence(
     way: str, label: Ints, clients: int, seed: int, beta: float, classes: int
 ) -> None:
@@ -309,7 +309,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@patch("fedslice.partition.REDRAWS", 20)
+@patch("fedslice.data.ways.REDRAWS", 20)
 def test_what_cannot_be_is_told(case: str) -> None:
     options, saying = REFUSED[case]
     request = {"label": labels(50, 5), "clients": 5, "seed": 0, **options}

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from fedslice.core.errors import UserError
 from fedslice.core.part import Round
 from fedslice.core.store import Store
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.recipes import RECIPES, get
 from fedslice.task import Task
 from fedslice.training.enrolled import Enrolled

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedslice.config import build_task
 from fedslice.core.errors import UserError
-from fedslice.partition import RARE
+from fedslice.data.ways import RARE
 from fedslice.reproduce import show, workers
 from fedslice.reproduce.claims import judged
 from fedslice.reproduce.exhibits import Cell, Claim, Exhibit, Line, Setup, Training

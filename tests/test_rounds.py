@@ -19,7 +19,8 @@ from fedslice.core.message import Field, Fields
 from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.select import Everyone

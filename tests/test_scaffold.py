@@ -13,7 +13,7 @@ from fedslice.codecs import Dense
 from fedslice.core.errors import UserError
 from fedslice.core.part import CHECKED
 from fedslice.core.slice import Values
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES, get
 from fedslice.task import Task

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedslice.config import build_task
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.runs.settings import RunSettings
 from fedslice.task import Task
 from toys import MLP, Plain, assert_same, double, mlp, squared

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedslice import Experiment, recipes, tasks
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import headlines
-from fedslice.federation import Ragged
 from fedslice.task import Task
 from layouts import one_sentence
 from test_datasets_agnews import write

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedslice import Experiment, recipes
-from fedslice.federation import Federation
-from fedslice.partition import WAYS, partition
+from fedslice.data.federation import Federation
+from fedslice.data.ways import WAYS, partition
 from fedslice.task import Task
 from fedslice.tasks import images
 from layouts import one_sentence

@@ -12,8 +12,8 @@ import torch
 
 from fedslice import Experiment, Task, recipes, tasks
 from fedslice.core.errors import UserError
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import sent140
-from fedslice.federation import Ragged
 from fedslice.measure.heat import describe
 from layouts import REAL_DATA
 

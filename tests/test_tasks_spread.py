@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedslice import Experiment, recipes, tasks
-from fedslice.partition import held_out, partition, shards
+from fedslice.data.ways import held_out, partition, shards
 from fedslice.task import Task
 from layouts import one_sentence
 from test_datasets_cifar100 import some as some_cifar

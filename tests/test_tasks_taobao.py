@@ -9,9 +9,10 @@ import torch
 
 from fedslice import Experiment, recipes
 from fedslice.core.errors import UserError
+from fedslice.data.ragged import Ragged
+from fedslice.data.samples import Samples
 from fedslice.datasets import taobao as files
 from fedslice.datasets.taobao import Clicks
-from fedslice.federation import Ragged, Samples
 from fedslice.measure.heat import describe
 from fedslice.tasks import taobao
 from test_datasets_taobao import some_lines, write

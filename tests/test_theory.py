@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedslice.core.slice import Values
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure.conditioning import conditioning
 from fedslice.measure.gradients import full_gradient, gradient_norms
 from fedslice.measure.heat import corrections

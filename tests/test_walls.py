@@ -18,7 +18,7 @@ from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.core.update import RowDelta
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.recipe import PARTS, Recipe
 from fedslice.recipes import RECIPES, get
 from fedslice.select import Everyone, Uniform

@@ -20,7 +20,7 @@ from fedslice.core.entries import OnSlice
 from fedslice.core.errors import Refused, UserError
 from fedslice.core.message import HEADER_BYTES, Field, Fields, Header, Kind, Message, open_message, unpack
 from fedslice.core.slice import Axis, Slice, Values
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.models.images import ImageClassifier
 from fedslice.network.graph import Layer
 from fedslice.recipe import Recipe

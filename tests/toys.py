@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from fedslice.core.part import ServerRun, State
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.update import Update
-from fedslice.federation import Federation, Ragged, Samples
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
+from fedslice.data.samples import Samples
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES

@@ -20,7 +20,9 @@ from fedslice.codecs import StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean
 from fedslice.core.message import Kind, Message, open_message
 from fedslice.core.spec import Spec
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
+from fedslice.data.samples import Samples
 from fedslice.local import FDRL
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
@@ -107,6 +109,13 @@ class Case:
     def devices(self) -> Devices | None:
         """Devices, if the recipe cannot do without."""
         return Devices.drawn(len(EIGHT), 0) if self.name in ("fedcs", "oort") else None
+
+
+class Timed(Case):
+    """Clients know how fast their devices are."""
+
+    def devices(self) -> Devices | None:
+        return Devices.drawn(len(EIGHT), 0)
 
 
 @dataclass(frozen=True)
@@ -267,7 +276,7 @@ def alone(task: Task, recipe: Recipe, number: int, rounds: int, devices: Devices
     if devices is not None:
         own = Devices(**{name: values[[number]] for name, values in vars(devices).items()})
     return fs.Client(
-        columns(task, number),
+        samples(task, number),
         recipe,
         _Blank(module),
         task.loss,
@@ -289,14 +298,20 @@ class _Blank:
         return copy.deepcopy(self._module)
 
 
-def columns(task: Task, number: int) -> dict[str, Any]:
-    """One client's training samples as columns."""
-    train = task.federation.train
-    own = torch.arange(int(train.offsets[number]), int(train.offsets[number + 1]))
-    out: dict[str, Any] = {"label": train.label[own].numpy()}
-    for name, column in train.features.items():
-        out[name] = column.take(own) if isinstance(column, Ragged) else column[own].numpy()
-    return out
+def samples(task: Task, number: int) -> Federation:
+    """One client's samples."""
+    train, test = (_own(part, number) for part in (task.federation.train, task.federation.test))
+    return Federation(train, test, task.federation.ids[[number]])
+
+
+def _own(all_of_them: Samples, number: int) -> Samples:
+    first, end = int(all_of_them.offsets[number]), int(all_of_them.offsets[number + 1])
+    own = torch.arange(first, end)
+    columns = {
+        name: column.take(own) if isinstance(column, Ragged) else column[own]
+        for name, column in all_of_them.features.items()
+    }
+    return Samples(columns, all_of_them.label[own], torch.tensor([0, end - first]))
 
 
 # --- both
@@ -360,4 +375,16 @@ def without_words(books: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in books.items() if name != "clock"}
 
 
-__all__ = ["COMBINED", "EIGHT", "NAMES", "Case", "Outcome", "Sides", "alone", "sides", "simulated", "without_words"]
+__all__ = [
+    "COMBINED",
+    "EIGHT",
+    "NAMES",
+    "Case",
+    "Outcome",
+    "Sides",
+    "Timed",
+    "alone",
+    "sides",
+    "simulated",
+    "without_words",
+]

@@ -16,7 +16,9 @@ from torch import Tensor
 import fedslice as fs
 from fedslice.core.message import Kind, Message
 from fedslice.core.part import Round
-from fedslice.federation import Federation, Ragged, Samples, ranges
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged, ranges
+from fedslice.data.samples import Samples
 from fedslice.select.base import Cohort
 from fedslice.training import parties
 from fedslice.training.devices import Devices

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedslice.api import compare, load, run
     from fedslice.core.errors import UserError
-    from fedslice.federation import Federation, Ragged
+    from fedslice.data import partition
+    from fedslice.data.federation import Federation
+    from fedslice.data.ragged import Ragged
+    from fedslice.data.vocabulary import Vocabulary
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
     from fedslice.runs.callbacks import Callback
@@ -39,10 +42,12 @@ __all__ = [
     "Task",
     "TensorBoard",
     "UserError",
+    "Vocabulary",
     "WandB",
     "__version__",
     "compare",
     "load",
+    "partition",
     "run",
 ]
 
@@ -52,10 +57,10 @@ _HOMES = {
     "Comparison": "fedslice.runs.comparison",
     "EarlyStopping": "fedslice.runs.stopping",
     "Experiment": "fedslice.training.experiment",
-    "Federation": "fedslice.federation",
+    "Federation": "fedslice.data.federation",
     "MLflow": "fedslice.runs.trackers",
     "Metric": "fedslice.metrics",
-    "Ragged": "fedslice.federation",
+    "Ragged": "fedslice.data.ragged",
     "Recipe": "fedslice.recipe",
     "Run": "fedslice.runs.run",
     "Server": "fedslice.training.parties",
@@ -63,6 +68,7 @@ _HOMES = {
     "Task": "fedslice.task",
     "TensorBoard": "fedslice.runs.trackers",
     "UserError": "fedslice.core.errors",
+    "Vocabulary": "fedslice.data.vocabulary",
     "WandB": "fedslice.runs.trackers",
     "compare": "fedslice.api",
     "load": "fedslice.api",
@@ -75,6 +81,8 @@ if not TYPE_CHECKING:  # type checkers know the names above, and no others
         """Load a public name or a submodule when it is first used: torch alone takes two seconds to load."""
         if name == "__version__":
             value = _version()
+        elif name == "partition":
+            value = import_module("fedslice.data.partition")
         elif name in _HOMES:
             value = getattr(import_module(_HOMES[name]), name)
         else:

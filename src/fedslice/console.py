@@ -366,8 +366,10 @@ def combination_tables(found: Document) -> Shown:
             numbers.setdefault((row["place"], one, row["other"], other), []).append(number)
             numbers.setdefault((row["other"], other, row["place"], one), []).append(number)
     out: Shown = [
-        Text("parts that do not go together, by their default settings; numbers are reasons"),
-        Text("a part without a line goes with all others"),
+        Text("which parts go together, with their default settings"),
+        Text("· they do; a number is the reason below why they do not"),
+        Text("a part without a line goes with all parts of that place, and so do places"),
+        Text("without a table"),
         Text(),
     ]
     for pair in combinations(parts, 2):
@@ -381,7 +383,7 @@ def combination_tables(found: Document) -> Shown:
                 table.add_row(one, *cells)
         if table.row_count:
             out.append(table)
-    return [*out, Entries((str(number), [reason]) for number, (_, reason) in enumerate(reasons, 1))]
+    return [*out, Text("reasons"), Entries((str(number), [reason]) for number, (_, reason) in enumerate(reasons, 1))]
 
 
 def _recipe_settings(row: Document) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -95,14 +96,18 @@ class Recipe:
 
     def has(self, place: str, capability: str) -> bool:
         """Return whether the part in this place has a capability; see :mod:`fedslice.core.capabilities`."""
-        return capability in self.parts()[place].provides
+        return capability in self._parts[place].provides
 
     def parts(self) -> dict[str, Part]:
         """Return the parts by place."""
-        return {place: getattr(self, place) for place in PARTS}
+        return dict(self._parts)
 
     def __iter__(self) -> Iterator[Part]:
-        return iter(self.parts().values())
+        return iter(self._parts.values())
+
+    @cached_property
+    def _parts(self) -> dict[str, Part]:
+        return {place: getattr(self, place) for place in PARTS}
 
     def with_options(self, options: Mapping[str, Any]) -> Recipe:
         """Return the same recipe with other settings.

@@ -17,9 +17,11 @@ from torch.func import functional_call
 from fedslice.core import rng
 from fedslice.core.errors import UserError, unknown
 from fedslice.core.slice import Axis, Shapes, Slice, Values
-from fedslice.federation import Federation, Ragged
+from fedslice.data.federation import Federation
+from fedslice.data.index_sets import IndexSets
+from fedslice.data.ragged import Ragged
+from fedslice.data.vocabulary import Vocabulary
 from fedslice.metrics import Score, called, kind, measured, told
-from fedslice.tables import IndexSets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _MODERATE = 1e6  # outputs beyond it may overflow any loss, and say nothing against this one
@@ -87,6 +89,11 @@ class Task:
             IndexSets(self.federation.train, features, tables, self.shapes[tables[0]][0])
             for features, tables in table_groups(self._tables)
         ]
+
+    @property
+    def vocabularies(self) -> Mapping[str, Vocabulary]:
+        """The value that each id and class stands for, by feature and label; empty if the data came as numbers."""
+        return self.federation.vocabularies
 
     def initial(self, seed: int) -> Values:
         """The model a run starts from."""
@@ -199,7 +206,8 @@ class Task:
                     raise unknown(f"feature of table {table!r}", name, self.federation.train.features)
                 for part in (self.federation.train, self.federation.test):
                     column = part.features[name]
-                    _check_ids(name, column.values if isinstance(column, Ragged) else column, table, rows)
+                    ids = column.values if isinstance(column, Ragged) else column
+                    _check_ids(name, ids, table, rows, self.vocabularies.get(name))
         for _, tables in table_groups(self._tables):
             if len({self.shapes[t][0] for t in tables}) > 1:
                 raise UserError(
@@ -235,6 +243,8 @@ class Task:
         try:
             value = self.loss(output, label)
         except Exception as error:
+            if not label.is_floating_point():
+                expected += "; whole numbers are classes, so make numbers to predict floats (from_frame: classes=False)"
             raise UserError(
                 f"the loss {called(self.loss)} raised {told(error)} on outputs of shape {tuple(output.shape)} "
                 f"({_type(output)}) and labels of shape {tuple(label.shape)} ({_type(label)}); {expected}."
@@ -376,9 +386,17 @@ def _empty(module: nn.Module) -> None:
                 part.register_parameter(name, empty)
 
 
-def _check_ids(name: str, ids: Tensor, table: str, rows: int) -> None:
+def _check_ids(name: str, ids: Tensor, table: str, rows: int, vocabulary: Vocabulary | None) -> None:
     if ids.is_floating_point():
-        raise UserError(f"feature {name!r} indexes table {table!r} but is not of integer type; give row numbers.")
+        raise UserError(
+            f"feature {name!r} indexes table {table!r} but is not of integer type; give row numbers, or declare the "
+            f"column's values as ids (from_frame: ids=[{name!r}])."
+        )
+    if vocabulary is not None and rows < vocabulary.size:
+        raise UserError(
+            f"table {table!r} has {rows} rows and feature {name!r} a vocabulary of {vocabulary.size} numbers, unknown "
+            f"values included; give it federation.vocabularies[{name!r}].size rows."
+        )
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= rows):
         wrong = ((ids < 0) | (ids >= rows)).reshape(len(ids), -1).any(1).nonzero()[0].item()
         raise UserError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedslice.core.encodings import Floats
 from fedslice.core.entries import OnSlice, View, merged, per_client
-from fedslice.core.fields import VALUES, value_fields
+from fedslice.core.fields import VALUES, value_fields, value_names
 from fedslice.core.message import Body, Field, Fields, Header
 from fedslice.core.part import Part
 from fedslice.core.slice import Slice
@@ -38,7 +38,7 @@ class Codec(Part):
 
     def receive(self, memory: Any, head: Header, down: Slice, body: Body) -> Body:  # noqa: ARG002
         """Return what came down, with the model's values on ``down`` under the name ``values``."""
-        names = [name for name in value_fields(memory.run.spec, down) if name in body]
+        names = [name for name in value_names(memory.run.spec, down) if name in body]
         return body | {VALUES: merged([body[name] for name in names])} if names else body
 
     def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:
@@ -60,7 +60,7 @@ class Codec(Part):
             head: The request's header: clients, and the rounds whose downloads they have kept.
             model: The model's values.
         """
-        return dict.fromkeys(value_fields(state.run.spec, model.part), model)
+        return dict.fromkeys(value_names(state.run.spec, model.part), model)
 
     def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:
         """Return the update that a message stands for, which the server adds up."""

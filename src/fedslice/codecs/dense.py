@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedslice.codecs.base import Codec
 from fedslice.core.entries import merged
-from fedslice.core.fields import value_fields
+from fedslice.core.fields import value_fields, value_names
 from fedslice.core.message import Body, Fields, Header
 from fedslice.core.part import CHECKED
 from fedslice.core.slice import Slice
@@ -36,11 +36,11 @@ class Dense(Codec):
 
     def encode(self, memory: Any, head: Header, update: Update, came: Body) -> Body:  # noqa: ARG002
         """The update itself: its values are laid out on all coordinates only where they are packed."""
-        return dict.fromkeys(value_fields(memory.run.spec, update.slice), update)
+        return dict.fromkeys(value_names(memory.run.spec, update.slice), update)
 
     def decode(self, state: Any, head: Header, part: Slice, body: Body) -> Update:  # noqa: ARG002
         """The values of all fields."""
-        found = [body[name] for name in value_fields(state.run.spec, part)]
+        found = [body[name] for name in value_names(state.run.spec, part)]
         if isinstance(found[0], Update):
             return found[0]
         values = merged(found).at(part)

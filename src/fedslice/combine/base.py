@@ -23,9 +23,9 @@ class Combine(Part):
 
     weights: Literal["samples", "uniform"] = "samples"
 
-    def facts(self, spec: Spec) -> Fields:  # noqa: ARG002
+    def facts(self, spec: Spec) -> Fields:
         """The number of training samples, if it is the weight."""
-        return facts(["samples"] if self.weights == "samples" else [])
+        return facts(["samples"] if self.weights == "samples" else [], spec)
 
     def weigh(self, state: Any, clients: Tensor) -> Tensor:
         """Return the weights of these clients in float64: their numbers of training samples, or ones."""

@@ -23,7 +23,7 @@ from fedslice.core.update import Step
 
 
 class Heat(State):
-    """W_m, the weight of the clients that hold row m, of each group of tables, and the coefficients made of it.
+    """W_m, the weight of the clients that hold row m, of each group of tables.
 
     Sums of whole numbers are exact in float64: W_m does not depend on the order in which clients enrol and leave.
     """
@@ -33,7 +33,6 @@ class Heat(State):
     def __init__(self, run: ServerRun):
         super().__init__(run)
         self.weight: Values = {group.name: torch.zeros(group.rows).double() for group in run.spec.groups}
-        self.made: dict[str, tuple[int, Tensor]] = {}  # by group: coefficients of a version of the enrolled
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -82,29 +81,26 @@ class HeatCorrected(Combine):
             axis = facts[row_name(group)]  # every client's rows in one line: padding could be many times as long
             total.index_add_(0, axis.flat.cpu(), torch.repeat_interleave(weights, axis.counts.cpu()))
 
-    def coefficients(self, state: Heat, table: str) -> Tensor:
-        """Return c_m of every row of a table; 1 where nobody enrolled with the row."""
+    def coefficients(self, state: Heat, table: str, rows: Tensor | None = None) -> Tensor:
+        """Return c_m of some rows of a table, by default of all; 1 where nobody enrolled with the row."""
         spec = state.run.spec
-        group = spec.tables[table].name
-        version = state.run.enrolled.version
-        if group not in state.made or state.made[group][0] != version:
-            weight = state.weight[group]
-            coef = torch.full_like(weight, self.total_weight(state)) / weight  # a number by a tensor is inexact
-            coef.masked_fill_(weight == 0, 1.0)
-            if self.max_coef is not None:
-                coef.clamp_(max=self.max_coef)
-            state.made[group] = version, coef.to(spec.dtypes[table]).to(state.run.device)
-        return state.made[group][1]
+        weight = state.weight[spec.tables[table].name]
+        own = weight if rows is None else weight.index_select(0, rows.cpu())
+        coef = own.new_tensor(self.total_weight(state)) / own  # a number by a tensor is inexact
+        coef.nan_to_num_(nan=1.0, posinf=1.0)
+        if self.max_coef is not None:
+            coef.clamp_(max=self.max_coef)
+        return coef.to(spec.dtypes[table]).to(state.run.device)
 
     def correct(self, state: Heat, mean: Step, total: Accumulator) -> Step:
         """Line 9, on the rows that the cohort touched."""
-        if not mean:  # nobody sent anything that could be used
+        if not mean or not self.total_weight(state):  # nobody sent anything that could be used, or all have left
             return mean
         scale = 1.0
         if self.estimator == "horvitz-thompson":  # (N/K)·Σ w_i·Δ_i / W_m  =  c_m · mean · (N/K)·Σ_C w_i / W
             scale = state.run.enrolled.count / total.clients * total.weight / self.total_weight(state)
         out: Step = {}
         for name, delta in mean.items():
-            own = delta.scaled(self.coefficients(state, name)) if name in state.run.spec.tables else delta
+            own = delta.scaled(self.coefficients(state, name, delta.rows)) if name in state.run.spec.tables else delta
             out[name] = own.map(lambda values: values * scale) if scale != 1.0 else own
         return out

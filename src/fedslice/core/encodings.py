@@ -37,11 +37,13 @@ class Floats:
         dtype: The type.
         negative: Whether a number below zero is valid.
         finite: Whether NaN and infinity are refused.
+        most: Largest valid number, if there is one.
     """
 
     dtype: torch.dtype
     negative: bool = True
     finite: bool = True
+    most: float | None = None
 
     @property
     def words(self) -> str:
@@ -65,6 +67,8 @@ class Floats:
             raise Refused("holds a NaN or an infinity")
         if not self.negative and bool((entries < 0).any()):
             raise Refused(f"holds {float(entries.min()):g}, expected 0 or more")
+        if self.most is not None and bool((entries > self.most).any()):
+            raise Refused(f"holds {float(entries.max()):g}, expected at most {self.most:g}")
         return entries
 
 

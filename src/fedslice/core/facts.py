@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedslice.core.part import ClientRun
     from fedslice.core.spec import Spec
 
+_LONGEST = 1e9  # seconds that a part of a round may take, about 30 years
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -55,6 +57,10 @@ def _pace(run: ClientRun, clients: Tensor) -> Tensor:
     return torch.from_numpy(np.stack(parts, 1))
 
 
+def _held_field(spec: Spec) -> Field:
+    return Field(Counts(64, most=spec.size), shape=(1,))
+
+
 def _label_field(spec: Spec) -> Field:
     return Field(Counts(32), shape=(_classes(spec),))
 
@@ -79,23 +85,22 @@ def _classes(spec: Spec) -> int:
 
 FACTS: dict[str, Fact] = {
     "samples": Fact("how many training samples it has", Field(Counts(32), shape=(1,)), _samples),
-    "held": Fact("how many values of the model it holds", Field(Counts(64), shape=(1,)), _held),
+    "held": Fact("how many values of the model it holds", _held_field, _held),
     "pace": Fact(
         "how many seconds its device takes to download, train and upload",
-        Field(Floats(torch.float64, negative=False), shape=(3,)),
+        Field(Floats(torch.float64, negative=False, most=_LONGEST), shape=(3,)),
         _pace,
     ),
     "labels": Fact("how many training samples of each class it has", _label_field, _labels),
 }
 
 
-def facts(names: Iterable[str], spec: Spec | None = None) -> Fields:
-    """Return the fields of these facts. How many ``labels`` there are depends on the network, which ``spec`` knows."""
+def facts(names: Iterable[str], spec: Spec) -> Fields:
+    """Return the fields of these facts, of which some depend on the network."""
     found: dict[str, Field] = {}
     for name in names:
         field = FACTS[name].field
         if not isinstance(field, Field):
-            assert spec is not None, f"the fact {name!r} depends on the network"
             field = field(spec)
         found[name] = replace(field, about=FACTS[name].about)
     return found

@@ -30,6 +30,11 @@ def value_fields(
     }
 
 
+def value_names(spec: Spec, part: Slice, name: str = VALUES) -> list[str]:
+    """Return the names of :func:`value_fields`."""
+    return [name] if len(spec.kinds) == 1 else list(value_fields(spec, part, name))
+
+
 def named(body: Body, name: str) -> View | OnSlice:
     """Return the entries of :func:`value_fields` of this name as one."""
     return merged([entries for field, entries in body.items() if field == name or field.startswith(f"{name}.")])

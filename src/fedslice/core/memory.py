@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -44,6 +45,7 @@ class ClientMemories:
         self.model_round = torch.full((clients,), NEVER, dtype=torch.int64)  # the last download that was kept
         self.committed = torch.full((clients,), NEVER, dtype=torch.int64)  # the last upload known to be taken
         self.pending_round = torch.full((clients,), NEVER, dtype=torch.int64)
+        self.looking = False  # whether what comes down is only looked at
         self._pending: list[_Write] = []
         self._paired: list[str] = []
 
@@ -59,9 +61,18 @@ class ClientMemories:
         """Remember rows ``ids`` [clients, places] of a table, where ``mask``, if this round's upload is taken."""
         self._pending.append(_Write(name, clients, values.detach(), ids, mask))
 
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Let clients remember nothing of what comes down meanwhile, because it is part of no round."""
+        self.looking = True
+        try:
+            yield
+        finally:
+            self.looking = False
+
     def end_round(self, t: int, clients: Tensor) -> None:
         """Note that what these clients have written belongs to round ``t``."""
-        self.pending_round[clients.cpu()] = t
+        self.pending_round.index_fill_(0, clients.cpu(), t)
 
     def settle(self, clients: Tensor, taken: Tensor) -> None:
         """Commit, drop or forget what is pending of these clients, of whom the server took round ``taken`` last.
@@ -70,8 +81,12 @@ class ClientMemories:
         no use to it.
         """
         who = clients.cpu()
-        pending, committed = self.pending_round[who], self.committed[who]
-        if torch.equal(taken, committed) and bool((pending == NEVER).all()):
+        pending, committed = self.pending_round.index_select(0, who), self.committed.index_select(0, who)
+        if not len(who) or (torch.equal(taken, committed) and int(pending.max()) == NEVER):
+            return
+        if not self._pending and torch.equal(taken, pending) and int(pending.min()) != NEVER:
+            self.committed.index_copy_(0, who, pending)  # nothing is written, and everybody was taken
+            self.pending_round.index_fill_(0, who, NEVER)
             return
         commit = (pending != NEVER) & (pending == taken)
         strange = ~commit & (taken != committed)
@@ -185,11 +200,13 @@ class Memory:
 
     def keep(self, name: str, clients: Tensor, values: Tensor) -> None:
         """Remember at once, whatever becomes of the upload: for what was downloaded."""
-        self.run.memories.store.put(self._full(name), clients, values)
+        if not self.run.memories.looking:
+            self.run.memories.store.put(self._full(name), clients, values)
 
     def keep_rows(self, name: str, clients: Tensor, ids: Tensor, mask: Tensor, values: Tensor) -> None:
         """Remember rows at once, in place of what was remembered, whatever becomes of the upload."""
-        self.run.memories.store.put_rows(self._full(name), clients, ids, mask, values)
+        if not self.run.memories.looking:
+            self.run.memories.store.put_rows(self._full(name), clients, ids, mask, values)
 
     def pair(self, *names: str) -> None:
         """Declare memories that are forgotten if the server does not know this client's rounds."""

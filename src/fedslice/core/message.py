@@ -201,11 +201,12 @@ class Message:
     @property
     def clients(self) -> int:
         """Number of clients."""
-        return len(self.head.clients)
+        return self.head.clients.numel()
 
     def sizes(self) -> dict[str, Tensor]:
         """[clients] bytes of the body by field."""
-        return self._sent({n: _size(field, n, self.body, self.clients) for n, field in self.fields.items()})
+        clients = self.clients
+        return self._sent({n: _size(field, n, self.body, clients) for n, field in self.fields.items()})
 
     def counts(self) -> dict[str, Tensor]:
         """[clients] entries of the body by field, as many as are sent."""
@@ -214,11 +215,11 @@ class Message:
     def framing(self) -> Tensor:
         """[clients] bytes of the header, and of the numbers inside of a log."""
         varying = sum(_numbers_in(field) for field in self.fields.values())
-        inside = {"": torch.full((self.clients,), _NUMBER * varying)}
+        inside = torch.full((self.clients,), _NUMBER * varying)
         for name, each in self.fields.items():
             if isinstance(each, Log):
-                inside[name] = self.body[name].entries.framing() * self.body[name].present
-        return sum(self._sent(inside).values(), torch.full((self.clients,), _HEADER.size))
+                inside += self.body[name].entries.framing() * self.body[name].present
+        return self._sent({"": inside})[""] + _HEADER.size
 
     def _sent(self, numbers: dict[str, Tensor]) -> dict[str, Tensor]:
         """Numbers per client, with zeros for those whose message has no body."""
@@ -318,6 +319,8 @@ def open_message(data: bytes, fingerprint: bytes) -> Opened:
         raise Refused("has another schema: recipe or model differ between client and server")
     if client >= 1 << 63 or t < 0 or model < -1 or upload < -1 or declined > 1:
         raise Refused("has a header with a number out of range")
+    if declined and kind != Kind.UPLOAD:
+        raise Refused(f"declines an update, and is of kind {Kind(kind).name.lower()}")
     end = _HEADER.size + _NUMBER * count
     if end > len(data):
         raise Refused(f"ends inside its header, after {len(data)} of {end} bytes")

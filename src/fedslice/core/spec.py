@@ -77,7 +77,12 @@ class Spec:
         """Type of every trainable parameter."""
         return {name: p.dtype for name, p in self.module.named_parameters() if p.requires_grad}
 
-    @property
+    @cached_property
+    def kinds(self) -> frozenset[torch.dtype]:
+        """Types that some parameter has."""
+        return frozenset(self.dtypes.values())
+
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The type of the model's values; of several the first."""
         return next(iter(self.dtypes.values()))

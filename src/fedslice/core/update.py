@@ -30,9 +30,8 @@ class RowDelta:
         return RowDelta(self.rows, change(self.values))
 
     def scaled(self, factor: Tensor) -> RowDelta:
-        """Return the values times a factor per row of the parameter [all rows]."""
-        own = factor if self.rows is None else factor[self.rows]
-        return RowDelta(self.rows, self.values * own.view(-1, *[1] * (self.values.dim() - 1)))
+        """Return the values times a factor per row [rows]."""
+        return RowDelta(self.rows, self.values * factor.view(-1, *[1] * (self.values.dim() - 1)))
 
     def dense(self, shape: torch.Size) -> Tensor:
         """Return the values on all rows, with zeros where there are none."""
@@ -120,11 +119,11 @@ class Update:
         return self.slice.clients
 
     def finite(self) -> Tensor:
-        """Return which clients' values have a finite norm: no NaN, and nothing that overflows when summed [clients]."""
+        """Return which clients' values have a finite square, so that nothing overflows when it is summed [clients]."""
         if not self.values:
             return torch.ones(self.clients, dtype=torch.bool)
         norms = [torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1) for value in self.values.values()]
-        return torch.isfinite(torch.stack(norms).amax(0)).cpu()
+        return torch.isfinite(torch.stack([norm.square() for norm in norms]).amax(0)).cpu()
 
     def masked(self, keep: Tensor) -> Update:
         """Return the update with zeros for all clients that are not in ``keep`` [clients]."""

@@ -48,11 +48,12 @@ class VariateState(State):
         """Keep c as it is, by taking every client that leaves to have had c as its own."""
         samples = None if self._alike else self.run.enrolled.facts("samples", clients)
         gone = len(clients) if samples is None else float(samples.double().sum())
-        self.sum = {name: total * (1 - gone / self.weight) for name, total in self.sum.items()}  # views keep the old
+        share = gone / (self.weight or 1)
+        self.sum = {name: total * (1 - share) for name, total in self.sum.items()}  # views keep the old
 
     def view(self, t: int, part: Slice) -> View:
-        """Return c = Σ w_i·c_i/W on a slice, for round ``t``."""
-        return View(self.sum, part, 1 / self.weight, fresh=lambda: self.ended < t)
+        """Return c = Σ w_i·c_i/W on a slice, for round ``t``; zero while nobody weighs anything."""
+        return View(self.sum, part, 1 / (self.weight or 1), fresh=lambda: self.ended < t)
 
 
 @dataclass(frozen=True, config=CHECKED)

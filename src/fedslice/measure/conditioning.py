@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
-from fedslice.federation import Samples
+from fedslice.data.samples import Samples
 from fedslice.measure.gradients import block_objective, blocks, full_gradient
 from fedslice.measure.heat import corrections
 from fedslice.task import Task, evaluating

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedslice.core.encodings import Ids
 from fedslice.core.slice import Slice
+from fedslice.data.index_sets import IndexSets
 from fedslice.panel import Cell, Panel
-from fedslice.tables import IndexSets
 from fedslice.task import Task
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedslice.config import build_task
 from fedslice.core.errors import UserError
-from fedslice.federation import Ragged, ranges
+from fedslice.data.ragged import Ragged, ranges
 from fedslice.measure.heat import describe, histogram
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.exhibits import Column, Exhibit, Line, Setup

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
+from fedslice.data.ways import RARE
 from fedslice.measure.classes import COLUMN
-from fedslice.partition import RARE
 from fedslice.reproduce import verdicts
 from fedslice.reproduce.claims import judged
 from fedslice.reproduce.exhibits import Exhibit, Kind, Setup, Span

@@ -5,6 +5,7 @@
     origin.json             the command that makes this run, and its settings
     columns.json            the columns of the log: kind, unit, direction, heading
     module.safetensors      what of the model's state dict is not trained, and the names of all of it
+    vocabularies.json       the values that ids and classes stand for, if the task has any
     panels.json             what task and recipe have to show in a report: at the beginning, then at the end
     metrics.jsonl           one row per line, on disk before the next step is taken
     clients.csv             a row per client, if instruments look at single clients; written when the run ends
@@ -50,7 +51,20 @@ CLIENTS = "clients.csv"
 _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
 MODULE = "module.safetensors"
-_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, COLUMNS, MODULE, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
+VOCABULARIES = "vocabularies.json"
+_REPLACED = (
+    CONFIG,
+    ENVIRONMENT,
+    ORIGIN,
+    COLUMNS,
+    MODULE,
+    VOCABULARIES,
+    PANELS,
+    METRICS,
+    CLIENTS,
+    _CHECKPOINT,
+    FINISHED,
+)
 LOCK = "lock"
 _SCRATCH = "scratch"
 _ABSENT = object()
@@ -144,6 +158,13 @@ class RunDirectory:
         """Note what the columns of the log are."""
         self._writable()
         _write_json(self.path / COLUMNS, [asdict(one) for one in columns])
+
+    def vocabularies(self, text: str) -> None:
+        """Note what ids and classes stand for, as :func:`fedslice.data.vocabulary.dumps` writes it."""
+        self._writable()
+        path = self.path / VOCABULARIES
+        with writing(path), checkpoints.replacing(path) as fresh:
+            fresh.write_text(text, encoding="utf-8")
 
     def panels(self, panels: Sequence[Panel]) -> None:
         """Replace what there is to show beside the metrics."""

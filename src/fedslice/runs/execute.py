@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedslice.config import Plan
 from fedslice.core.errors import RunWarning, UserError
+from fedslice.data.vocabulary import dumps
 from fedslice.measure.instruments import run_columns
 from fedslice.runs.callbacks import Callback, Callbacks, Row, RunState
 from fedslice.runs.checkpoint import REMEDY
@@ -117,6 +118,8 @@ class _Training:
         run.columns(list(run_columns(plan.task, plan.settings.measure).values()))
         run.panels(experiment.panels())
         Layout.of(plan.task).write(run.layout_path)
+        if plan.task.vocabularies:
+            run.vocabularies(dumps(plan.task.vocabularies))
         self._told = Callbacks(self._given, _state(plan, run, run.metrics(), experiment))
         error: BaseException | None = None
         try:

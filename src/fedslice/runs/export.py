@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedslice.core.errors import UserError
+from fedslice.data.vocabulary import dumps
 from fedslice.disk import writing
 from fedslice.runs.checkpoint import plain, replacing
+from fedslice.runs.directory import VOCABULARIES
 from fedslice.runs.run import Run
 from fedslice.task import Task
 
@@ -27,20 +29,29 @@ def check_name(path: Path) -> None:
 
 
 def weights(path: Path, state: Mapping[str, Tensor], run: Run) -> None:
-    """Write a state dict. Tied parameters are written under each of their names, as ``load_state_dict`` wants them."""
+    """Write a state dict. Tied parameters are written under each of their names, as ``load_state_dict`` wants them.
+
+    The header says where the model comes from, and what the ids of its tables stand for (``vocabularies``).
+    """
     notes = {"format": "pt", "fedslice": f"{run.recipe} on {run.task}, seed {run.seed}, round {run.rows[-1]['round']}"}
+    if run.vocabularies:
+        notes["vocabularies"] = dumps(run.vocabularies)
     with writing(path), replacing(path) as fresh:
         save_file(plain(state), fresh, metadata=notes)
 
 
 def program(path: Path, state: Mapping[str, Tensor], task: Task) -> None:
-    """Write the network with these weights as a program for any number of samples, and sequences of any length."""
+    """Write the network with these weights as a program for any number of samples, and sequences of any length.
+
+    The archive has an extra file ``vocabularies.json`` if the task has vocabularies.
+    """
     module = task.build(0)
     with _weights(module, state):
         made = _exported(module, task)
         try:
             with writing(path), replacing(path) as fresh:
-                torch.export.save(made, fresh)
+                more = {VOCABULARIES: dumps(task.vocabularies)} if task.vocabularies else None
+                torch.export.save(made, fresh, extra_files=more)
         except (RuntimeError, TypeError, ValueError) as error:
             raise _cannot(task, error) from error
 

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslice.federation import Ragged, Samples
+from fedslice.data.ragged import Ragged
+from fedslice.data.samples import Samples
+from fedslice.data.vocabulary import dumps
 from fedslice.metrics import called
 from fedslice.task import Task
 
@@ -27,12 +29,13 @@ def describe(task: Task) -> dict[str, str]:
 
 
 def data(task: Task) -> str:
-    """Return a fingerprint of all samples and their owners."""
+    """Return a fingerprint of all samples, their owners, and what their ids stand for."""
     digest = hashlib.sha256()
     for part in (task.federation.train, task.federation.test):
         _samples(digest, part)
     for client in task.federation.ids.tolist():
         digest.update(repr(client).encode())
+    digest.update(dumps(task.vocabularies).encode())
     return digest.hexdigest()[:_LENGTH]
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from fedslice.core.errors import UserError
+from fedslice.data.vocabulary import Vocabulary, loads
+from fedslice.disk import read_bytes, reason
 from fedslice.panel import Panel
-from fedslice.runs.directory import RunDirectory
+from fedslice.runs.directory import VOCABULARIES, RunDirectory
 from fedslice.runs.results import run_sheet
 from fedslice.runs.weights import Layout
 from fedslice.schema import Column, find
@@ -119,6 +121,17 @@ class Run:
         if state is None:
             raise UserError(f"{self.directory} has no model: it has no checkpoint; go on with the run first.")
         return {key.removeprefix(_MODEL): value for key, value in state[1].items() if key.startswith(_MODEL)}
+
+    @cached_property
+    def vocabularies(self) -> dict[str, Vocabulary]:
+        """The value that each id and class stands for, by feature and label; empty if the data came as numbers."""
+        path = self.directory / VOCABULARIES
+        if not path.exists():
+            return {}
+        try:
+            return loads(read_bytes(path).decode())
+        except (OSError, UnicodeDecodeError, UserError) as error:
+            raise UserError(f"{path} cannot be read ({reason(error)}); restore it from a copy.") from None
 
     def personal(self, client: Any, **named: Any) -> dict[str, Tensor]:
         """Return a client's own model as a state dict: what the client would start its next round from.

@@ -28,9 +28,9 @@ class BySpeed(Select):
 
     asked: ClassVar[tuple[str, ...]] = ("pace", "held")
 
-    def facts(self, spec: Spec) -> Fields:  # noqa: ARG002
+    def facts(self, spec: Spec) -> Fields:
         """Pace and size."""
-        return facts(self.asked)
+        return facts(self.asked, spec)
 
     def client_memory(self, run: ClientRun, place: str) -> Memory:
         """Refuse clients that do not know how fast they are."""

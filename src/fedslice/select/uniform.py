@@ -61,4 +61,6 @@ class Uniform(Select):
         draw = rng.generator(state.run.spec.seed, rng.Purpose.COHORT, t)
         chosen = np.sort(draw.choice(clients, size, replace=self.replacement))
         first = np.searchsorted(chosen, chosen)
-        return Cohort(enrolled[torch.from_numpy(chosen)], torch.from_numpy(np.arange(len(chosen)) - first))
+        return Cohort(
+            enrolled.index_select(0, torch.from_numpy(chosen)), torch.from_numpy(np.arange(len(chosen)) - first)
+        )

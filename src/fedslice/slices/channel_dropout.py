@@ -272,7 +272,7 @@ class ChannelDropout(Narrow):
         who = enrolled.numbers()
         losses = state.losses[who]
         known = losses != _UNKNOWN
-        if not bool(known.any()):  # nothing is known of anybody: as in the first round
+        if not bool(known.any()) or not enrolled.sum("samples"):  # nothing is known of anybody: as in the first round
             return
         losses = torch.where(known, losses, losses[known].mean())
         size, shares = state.held().numpy(), _shares(enrolled.all_facts("labels"))

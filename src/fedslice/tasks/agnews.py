@@ -11,8 +11,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import agnews, headlines
-from fedslice.federation import Federation, Ragged
 from fedslice.measure import accuracy
 from fedslice.models import FastText
 from fedslice.task import Task

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import amazon
-from fedslice.federation import Federation, Ragged
 from fedslice.measure import accuracy, auc
 from fedslice.models import DIN
 from fedslice.task import Task

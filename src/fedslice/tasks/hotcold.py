@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.measure import accuracy, auc
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options, Seed

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
+from fedslice.data.federation import Federation
 from fedslice.datasets import cifar, idx, pictures, tinyimagenet
 from fedslice.datasets.images import Images
-from fedslice.federation import Federation
 from fedslice.measure import accuracy
 from fedslice.models.images import network
 from fedslice.task import Task

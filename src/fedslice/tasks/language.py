@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedslice.core.errors import UserError
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import planted, text
-from fedslice.federation import Federation, Ragged
 from fedslice.measure import accuracy, auc
 from fedslice.models import SentimentLSTM
 from fedslice.task import Task

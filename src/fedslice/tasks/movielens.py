@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
+from fedslice.data.federation import Federation
 from fedslice.datasets import movielens
-from fedslice.federation import Federation
 from fedslice.measure import accuracy, auc
 from fedslice.models import SparseLogistic
 from fedslice.task import Task

@@ -12,11 +12,11 @@ from pydantic import Field
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
-from fedslice.partition import Ints, Way, held_out, partition, shards
+from fedslice.data.partition import Partition
+from fedslice.data.ways import Ints, Way, held_out
 from fedslice.tasks.entry import Options, Seed
 
 Size = Annotated[int, Field(ge=1, le=10**9)]
-NOBODY = -1  # owns the official test samples: the global model is tested on all of them, and none belongs to a client
 
 _BETA = ("dirichlet", "pfl-dirichlet")
 _CLASSES = ("pathological", "pfl-pathological", "shards")
@@ -92,15 +92,8 @@ def spread(name: str, options: SpreadOptions, label: Ints, trains: int, what: st
         raise UserError(f"task {name}: train={wanted} but there are {pool:,} {kind}; give fewer.")
     chosen = np.sort(rng.generator(options.data_seed, rng.Purpose.SPLIT).choice(pool, wanted, replace=False))
     rest = np.arange(trains, len(label))
-    tested = np.full(len(rest), NOBODY)
-    if options.partition == "shards":
-        owner, tested = shards(
-            label[chosen], label[rest], options.clients, options.data_seed, options.classes, options.limit
-        )
-    else:
-        owner = partition(
-            options.partition, label[chosen], options.clients, options.data_seed, options.beta, options.classes
-        )
+    way = Partition(options.partition, options.beta, options.classes, options.limit)
+    owner, tested = way.owners(label[chosen], label[rest], options.clients, options.data_seed)
     chosen, owner = chosen[owner >= 0], owner[owner >= 0]
     dealt = f"{len(chosen):,} {kind} {_way(options, what)}"
     if merged:

@@ -12,9 +12,10 @@ from pydantic import Field
 
 from fedslice.core import rng
 from fedslice.core.errors import UserError
+from fedslice.data.federation import Federation
+from fedslice.data.ragged import Ragged
 from fedslice.datasets import clicks as generated
 from fedslice.datasets import taobao
-from fedslice.federation import Federation, Ragged
 from fedslice.measure import accuracy, auc
 from fedslice.models import DIN
 from fedslice.task import Task

@@ -18,12 +18,14 @@ class Enrolled:
         self.count = 0  # number of enrolled clients
         self.next = 0  # a number that no client has had
         self._here = torch.zeros(0, dtype=torch.bool)  # by number, as the others; with room for more
+        self._gone = torch.zeros(0, dtype=torch.bool)  # who has been here, and left
         self._facts: dict[str, Tensor] = {}
         self._upload_round = torch.zeros(0, dtype=torch.int64)
         self._model_round = torch.zeros(0, dtype=torch.int64)
         self._numbers: tuple[int, Tensor] | None = None
         self._sums: dict[str, Tensor] = {}
-        self._clients_of: dict[int, int] | None = None  # how many have each round as their last one, once asked for
+        # How many clients have each round as their last one, in order; None after a restart until somebody asks.
+        self._clients_of: dict[int, int] | None = {}
 
     def numbers(self) -> Tensor:
         """Return the numbers of all enrolled clients, ascending."""
@@ -33,12 +35,19 @@ class Enrolled:
 
     def has(self, clients: Tensor) -> Tensor:
         """Return which of these clients are enrolled [clients]."""
+        return self._flag(self._here, clients)
+
+    def gone(self, clients: Tensor) -> Tensor:
+        """Return which of these clients have left [clients]."""
+        return self._flag(self._gone, clients)
+
+    def _flag(self, flags: Tensor, clients: Tensor) -> Tensor:
         known = (clients >= 0) & (clients < self.next)
-        return known & self._here[clients.where(known, 0)] if self.next else known & False
+        return known & flags[clients.where(known, 0)] if self.next else known & False
 
     def facts(self, name: str, clients: Tensor) -> Tensor:
         """Return a fact of these clients [clients, ...]."""
-        return self._facts[name][clients.cpu()]
+        return self._facts[name].index_select(0, clients.cpu())
 
     def all_facts(self, name: str) -> Tensor:
         """Return a fact of all enrolled clients, in the order of :meth:`numbers`."""
@@ -62,12 +71,13 @@ class Enrolled:
 
     def _of(self, rounds: Tensor, clients: Tensor) -> Tensor:
         who = clients.cpu()
-        known = who < self.next
-        if bool(known.all()):
-            return rounds[who]
-        out = torch.full_like(who, NEVER)
-        out[known] = rounds[who[known]]
-        return out
+        try:
+            return rounds.index_select(0, who)  # beyond the last client all are NEVER
+        except IndexError:
+            known = who < len(rounds)
+            out = torch.full_like(who, NEVER)
+            out[known] = rounds[who[known]]
+            return out
 
     def oldest(self) -> int:
         """Return the first round in which some client was taken for the last time; 0 if none ever was."""
@@ -82,7 +92,7 @@ class Enrolled:
 
     def sent(self, clients: Tensor, t: int) -> None:
         """Note that these clients were sent the download of round ``t``."""
-        self._model_round[clients.cpu()] = t
+        self._model_round.index_fill_(0, clients.cpu(), t)
 
     def forget_rounds(self, clients: Tensor) -> None:
         """Note that nothing is known of these clients' rounds."""
@@ -99,13 +109,14 @@ class Enrolled:
                         del self._clients_of[before]
             if t != NEVER and len(who):
                 self._clients_of[t] = self._clients_of.get(t, 0) + len(who)
-        self._upload_round[who] = t
+        self._upload_round.index_fill_(0, who, t)
 
     def add(self, clients: Tensor, facts: Mapping[str, Tensor]) -> None:
         """Enrol clients, or change the facts of enrolled ones."""
         self._grow(int(clients.max()) + 1)
         self.count += int((~self._here[clients]).sum())
         self._here[clients] = True
+        self._gone[clients] = False
         for name, values in facts.items():
             if name not in self._facts:
                 self._facts[name] = values.new_zeros(len(self._here), *values.shape[1:])
@@ -115,6 +126,7 @@ class Enrolled:
     def remove(self, clients: Tensor) -> None:
         """Forget clients. Their numbers are not used again."""
         self.count -= int(self._here[clients].sum())
+        self._gone[clients] = self._here[clients]
         self._here[clients] = False
         for name, values in self._facts.items():
             self._tell(name, clients, torch.zeros_like(values[clients]))
@@ -133,6 +145,7 @@ class Enrolled:
         if size > len(self._here):
             room = max(size, 2 * len(self._here))
             self._here = _longer(self._here, room, 0)
+            self._gone = _longer(self._gone, room, 0)
             self._upload_round = _longer(self._upload_round, room, NEVER)
             self._model_round = _longer(self._model_round, room, NEVER)
             self._facts = {name: _longer(values, room, 0) for name, values in self._facts.items()}
@@ -140,11 +153,11 @@ class Enrolled:
     def facts_dict(self) -> dict[str, Tensor]:
         """Return the enrolled clients with all facts, as tensors."""
         facts = {f"fact.{name}": values[: self.next] for name, values in self._facts.items()}
-        return {"here": self._here[: self.next]} | facts
+        return {"here": self._here[: self.next], "gone": self._gone[: self.next]} | facts
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue with saved clients."""
-        self._here = state["here"].bool().clone()
+        self._here, self._gone = state["here"].bool().clone(), state["gone"].bool().clone()
         self.next, self.count = len(self._here), int(self._here.sum())
         self._facts = {k.removeprefix("fact."): v.clone() for k, v in state.items() if k.startswith("fact.")}
         self._sums = {name: values.double().sum(0) for name, values in self._facts.items()}
@@ -154,8 +167,8 @@ class Enrolled:
         self.version += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The rounds of those who were ever sent a download, as tensors."""
-        seen = (self._model_round != NEVER).nonzero()[:, 0]
+        """Return the rounds of clients that have any, as tensors."""
+        seen = ((self._model_round != NEVER) | (self._upload_round != NEVER)).nonzero()[:, 0]
         return {"seen": seen, "upload_round": self._upload_round[seen], "model_round": self._model_round[seen]}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -12,9 +12,9 @@ from torch.func import vmap
 
 from fedslice.core import rng
 from fedslice.core.slice import Axis, Slice, Values
-from fedslice.federation import Samples
+from fedslice.data.index_sets import IndexSets
+from fedslice.data.samples import Samples
 from fedslice.metrics import Score, directions, measured
-from fedslice.tables import IndexSets
 from fedslice.task import Task, evaluating
 from fedslice.training.engines import Vectorized
 from fedslice.training.engines.choose import Choice

@@ -25,7 +25,7 @@ from fedslice.core.errors import Refused, UserError
 from fedslice.core.message import HEADER_BYTES, Header, Kind, Message, open_message, pack_fields, unpack
 from fedslice.core.part import Round
 from fedslice.core.spec import Spec, TableGroup
-from fedslice.federation import Federation
+from fedslice.data.federation import Federation
 from fedslice.metrics import Score
 from fedslice.recipe import Recipe
 from fedslice.task import Loss, Task, built, table_groups
@@ -37,7 +37,7 @@ from fedslice.training.population import Population
 from fedslice.training.server import Server as Side
 
 NEW = (1 << 63) - 1  # the number of a client that has none yet
-_MOST = 1 << 31  # numbers of clients
+_MOST = 1 << 20  # numbers of clients: a client takes about 50 bytes times its own
 GREETING_BYTES = HEADER_BYTES + 16  # with a token
 _DIGEST, _KEY = 16, 32  # bytes
 _SERVER_FILE, _CLIENT_FILE = "server.safetensors", "client.safetensors"
@@ -102,6 +102,8 @@ class Server(Side):
     def admit(self, data: bytes) -> int:
         """Return the number of the client that sends this greeting: the one that it had, or a new one.
 
+        A client that has left comes as a new one.
+
         Raises:
             Refused: If the message is no greeting for this recipe and model.
         """
@@ -110,7 +112,9 @@ class Server(Side):
             raise Refused("is no greeting")
         message = unpack(opened, {}, lambda _: schema.HELLO)
         said = opened.head.clients
-        if int(said) == NEW:
+        if int(said) == NEW or bool(self.enrolled.gone(said)[0]):
+            if max(self.enrolled.next, self._admitted) >= _MOST:
+                raise Refused(f"is of a new client, and all {_MOST:,} numbers are taken")
             self._admitted = max(self.enrolled.next, self._admitted) + 1
             self.save()
             return self._admitted - 1
@@ -272,10 +276,12 @@ class Client:
         head = open_message(data, self._fingerprint).head
         if head.kind is Kind.WELCOME:
             self._welcomed(data)
+        elif self._population is None:
+            raise Refused("comes before the server's welcome")
+        elif int(head.clients[0]) != self.number:
+            raise Refused(f"is for client {int(head.clients[0])}, this is client {self.number}")
         population = self.population
         message = population.read(data)
-        if int(message.head.clients[0]) != self.number:
-            raise Refused(f"is for client {int(message.head.clients[0])}, this is client {self.number}")
         answer = self._replies[message.head.kind](population, message)
         self._save()
         return answer.pack(0, self._fingerprint)
@@ -284,9 +290,9 @@ class Client:
         """Take the number and the shared seed that the server gives."""
         message = unpack(open_message(data, self._fingerprint), {}, lambda _: schema.WELCOME)
         number, seed = int(message.head.clients[0]), int(message.body["seed"])
-        self._token = message.body["token"]
         if number >= _MOST:
             raise Refused(f"gives the number {number}, expected one below {_MOST}")
+        self._token = message.body["token"]
         if self._population is None or number != self.number:
             self._begin(number, seed)
 

@@ -14,14 +14,14 @@ from fedslice.core import rng
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER, ClientMemories, Memory
-from fedslice.core.message import Body, Header, Kind, Message, open_message, unpack
+from fedslice.core.message import Body, Fields, Header, Kind, Message, open_message, unpack
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
+from fedslice.data.index_sets import IndexSets
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
-from fedslice.tables import IndexSets
 from fedslice.task import Task
 from fedslice.training import schema
 from fedslice.training.devices import Devices
@@ -111,7 +111,11 @@ class Population:
         return Message(head, schema.request(self.spec), slices.request(memory, t, here, hold))
 
     def examined(self, examination: Message) -> Message:
-        """Return the request of clients that are asked for scores: for all values, and for rows to test on."""
+        """Return the request of clients that are asked for scores: for all values, and for rows to test on.
+
+        What they have written since they were last heard of is settled first: their own model depends on it.
+        """
+        self.settle(examination.head.clients, examination.head.upload_round)
         t, clients, memory = examination.head.round, examination.head.clients, self.parts["slices"]
         head = replace(self._head(Kind.REQUEST, t, clients), model_round=torch.full_like(clients, NEVER))
         hold = self._with_test_rows(t, clients.to(self.device))
@@ -124,8 +128,8 @@ class Population:
         clients = head.clients.to(self.device)
         hold = self._with_test_rows(head.round, clients)
         down = self.spec.recipe.slices.came(self.parts["slices"], head.round, clients, hold)
-        came = self.receive(head, hold, down, preview.body)
-        self.memories.model_round[head.clients] = head.round
+        with self.memories.untouched():
+            came = self.receive(head, hold, down, preview.body)
 
         def own(_: Tensor, axes: Mapping[str, Axis]) -> Own:
             layout = hold.replace(axes)
@@ -154,10 +158,14 @@ class Population:
         if stage == "enrolment":
             for clients, draws in zip(cohort.clients.split(_AT_ONCE), cohort.draws.split(_AT_ONCE), strict=True):
                 yield Cohort(clients, draws)
+        elif stage == "evaluation":  # clients without test samples are apart: they have nothing to be padded to
+            sizes = self.task.federation.test.sizes.cpu()
+            tested = sizes[cohort.clients] > 0
+            for some in (tested, ~tested):
+                if bool(some.any()):
+                    yield from Cohort(cohort.clients[some], cohort.draws[some]).chunks(self.engine.chunk, sizes)
         else:
-            testing = stage == "evaluation"
-            likeness = self.task.federation.test.sizes.cpu() if testing else self._likeness
-            yield from cohort.chunks(self.engine.chunk, likeness)
+            yield from cohort.chunks(self.engine.chunk, self._likeness)
 
     def read(self, data: bytes) -> Message:
         """Read and check a message of the server.
@@ -196,7 +204,8 @@ class Population:
         slices = recipe.slices
         up, ids = slices.up(self.parts["slices"], t, work.clients, work.hold, work.start, end, work.came)
         update = self.plan.update(recipe, work, up, end)
-        reports = self._reports(work, up, end, trained)
+        fields = schema.upload(spec, work.hold, up, download.head.layout)
+        reports = self._reports(fields, work, up, end, trained)
         fine = update.finite()
         for entries in reports.values():
             if not isinstance(entries, Tensor):
@@ -208,14 +217,14 @@ class Population:
         body |= recipe.codec.encode(self.parts["codec"], head, update, work.came)
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
-            body |= dict.fromkeys(schema.fields_named(spec, up, name), masked)
+            body |= dict.fromkeys((n for n in fields if n == name or n.startswith(f"{name}.")), masked)  # one per type
         recipe.local.keep(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))
         self.memories.end_round(t, download.head.clients)
-        self.memories.model_round[download.head.clients] = t
+        self.memories.model_round.index_fill_(0, download.head.clients, t)
         self.events.trained(TrainedEvent(work, end, fine, trained.losses))
-        return Message(head, schema.upload(spec, work.hold, up, download.head.layout), body)
+        return Message(head, fields, body)
 
     def prepare(self, download: Message, recipe: Recipe | None = None, local: Memory | None = None) -> Work:
         """Return what the clients of a download train on.
@@ -241,7 +250,7 @@ class Population:
         start = self.begin(clients, hold, down, layout, came)
         aside = recipe.local.bring(local, clients, layout, down, came)
         reach = recipe.local.rate(t) * batches.real.any(2).sum(1).cpu().double()
-        squares = "squares" in schema.up_names(self.spec, hold)
+        squares = "squares" in schema.reports(self.spec, hold)
         return Work(
             t, clients, head.draws, hold, down, layout, start, aside, reach,
             features, label, batches.real, squares, came, local,
@@ -302,9 +311,8 @@ class Population:
             values |= part.only([name]).pick({name: found[0]}, Slice.whole(len(clients), hold.shapes, [name]))
         return OnSlice(part, values)
 
-    def _reports(self, work: Work, up: Slice, end: Values, trained: Trained) -> dict[str, Any]:
+    def _reports(self, wanted: Fields, work: Work, up: Slice, end: Values, trained: Trained) -> dict[str, Any]:
         """Return what parts report besides the update, by field."""
-        wanted = schema.up_names(self.spec, up)
         out: dict[str, Any] = {}
         if "loss" in wanted:
             out["loss"] = trained.losses[:, None].cpu()
@@ -330,8 +338,8 @@ class Population:
             t,
             who,
             torch.zeros_like(who) if draws is None else draws.cpu(),
-            self.memories.model_round[who],
-            self.memories.committed[who],
+            self.memories.model_round.index_select(0, who),
+            self.memories.committed.index_select(0, who),
             layout,
             declined,
         )

@@ -76,14 +76,9 @@ def first(spec: Spec, hold: Slice) -> Fields:
     return value_fields(spec, part, FIRST, optional=True, about="initial values, as it is new")
 
 
-def up_names(spec: Spec, part: Slice) -> set[str]:
-    """Return the names of what parts report."""
-    return {name for each in spec.recipe for name in each.up_fields(spec, part)}
-
-
-def fields_named(spec: Spec, up: Slice, name: str) -> list[str]:
-    """Return the fields of a report: one, or one per type where a model has several."""
-    return [field for field in up_names(spec, up) if field == name or field.startswith(f"{name}.")]
+def reports(spec: Spec, part: Slice) -> Fields:
+    """Return the fields of an upload that parts report besides the update."""
+    return {name: field for each in spec.recipe for name, field in each.up_fields(spec, part).items()}
 
 
 # --- reading what arrived

@@ -15,7 +15,7 @@ from fedslice.combine import Accumulator
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER
-from fedslice.core.message import Body, Header, Kind, Message, Opened, open_message
+from fedslice.core.message import Body, Fields, Header, Kind, Message, Opened, open_message
 from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
@@ -179,7 +179,8 @@ class Server:
             update = _difference(update, self.model)
         judged = any(entries is update for entries in upload.body.values())  # by the client, in this very memory
         taken = torch.ones(len(clients), dtype=torch.bool) if judged else update.finite()
-        reports = self._reports(part, upload.body)
+        fields = schema.reports(self.spec, part)
+        reports = _on_slices(fields, upload.body)
         for name, entries in reports.items():
             taken &= entries.finite() if upload.body[name] is not entries else True
         if head.declined is not None:
@@ -193,7 +194,7 @@ class Server:
         for name, entries in reports.items():
             sums = self._sums.setdefault(name.partition(".")[0], Accumulator())
             sums.add(entries.masked(taken), weights)
-        self._tell(part, upload.body, taken)
+        self._tell(fields, upload.body, taken)
         recipe.slices.taken(self.states["slices"], clients, part, taken)
         recipe.codec.taken(state, head, update, taken)
         self.enrolled.took(used, t)
@@ -227,7 +228,6 @@ class Server:
 
     def examination(self, clients: Cohort) -> Message:
         """Return the messages that ask clients to test the model that they would start from."""
-        self._scored = []
         head = self._head(Kind.EXAMINE, self.round, clients.clients, clients.draws)
         self._awaited.ask(head.clients, head.draws)
         return Message(head)
@@ -249,8 +249,9 @@ class Server:
         self.events.scored(message)
 
     def scores(self) -> Scores:
-        """Return the scores of everybody who has answered since :meth:`examination`."""
+        """Return the scores of everybody who has answered, once."""
         found = [(one.head.clients, one.body) for one in self._scored]
+        self._scored = []
         return Scores(
             torch.cat([clients for clients, _ in found]) if found else torch.zeros(0, dtype=torch.int64),
             {name: torch.cat([body[name][:, 0] for _, body in found]) for name in (found[0][1] if found else ())},
@@ -323,6 +324,8 @@ class Server:
             raise Refused(f"says it is from client {client}")
         if opened.head.round != self.round:
             raise Refused(f"belongs to round {opened.head.round}, this is round {self.round}")
+        if kind is not Kind.ENROL and not bool(self.enrolled.has(opened.head.clients)[0]):
+            raise Refused("is from a client that is not enrolled")
         if (client, draw) not in self._awaited:
             raise Refused("was not asked for, or has arrived before")
         return opened
@@ -383,20 +386,8 @@ class Server:
         taken = torch.zeros(len(clients), dtype=torch.bool)
         self.events.taken(Taken(upload, nothing, Update(nothing, nothing, {}), taken))
 
-    def _reports(self, part: Slice, body: Body) -> dict[str, Update]:
-        """Return the reports of parts that sit on slices."""
-        out: dict[str, Update] = {}
-        for each in self.spec.recipe:
-            for name, field in each.up_fields(self.spec, part).items():
-                on = getattr(field, "on", None)
-                if on is not None:
-                    entries = body[name]
-                    out[name] = entries if isinstance(entries, Update) else Update(on, on, entries.at(on))
-        return out
-
-    def _tell(self, part: Slice, body: Body, taken: Tensor) -> None:
+    def _tell(self, fields: Fields, body: Body, taken: Tensor) -> None:
         """Keep what parts report on no slice, of clients that were taken."""
-        fields = {n: f for each in self.spec.recipe for n, f in each.up_fields(self.spec, part).items()}
         for name, field in fields.items():
             if getattr(field, "on", None) is None:
                 self._told.setdefault(name, []).append(body[name][taken.to(body[name].device)])
@@ -453,6 +444,17 @@ class Server:
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _on_slices(fields: Fields, body: Body) -> dict[str, Update]:
+    """The entries that sit on slices."""
+    out: dict[str, Update] = {}
+    for name, field in fields.items():
+        on = getattr(field, "on", None)
+        if on is not None:
+            entries = body[name]
+            out[name] = entries if isinstance(entries, Update) else Update(on, on, entries.at(on))
+    return out
 
 
 def _difference(update: Update, model: Values) -> Update:

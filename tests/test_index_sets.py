@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedslice import tables
-from fedslice.federation import PAD, Federation, Ragged
-from fedslice.tables import IndexSets
+from fedslice.data import index_sets
+from fedslice.data.federation import Federation
+from fedslice.data.index_sets import IndexSets
+from fedslice.data.ragged import PAD, Ragged
 from fedslice.task import Task
 
 ROWS = 9
@@ -74,7 +75,7 @@ def test_index_sets_counts_heat_and_weight(
     federation = population[0]
     expected = brute(population, features)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "_IDS_AT_ONCE", at_once)
+        patch.setattr(index_sets, "_IDS_AT_ONCE", at_once)
         sets = IndexSets(federation.train, features, ("t",), ROWS)
         asked = data.draw(st.lists(st.integers(0, len(federation) - 1), min_size=1, max_size=6))
         flat, counts = sets.of(torch.tensor(asked))
@@ -98,7 +99,7 @@ def test_every_block_is_bounded_and_every_client_in_one(monkeypatch: pytest.Monk
         label=np.zeros(17),
         test=0.0,
     )
-    monkeypatch.setattr(tables, "_IDS_AT_ONCE", 3)
+    monkeypatch.setattr(index_sets, "_IDS_AT_ONCE", 3)
     blocks = [clients.tolist() for clients, _, _ in IndexSets(federation.train, ("x",), ("t",), 5)._blocks()]
     assert blocks == [[0, 1], [2], [3, 4], [5]], "a client that alone is too much has a block of its own"
 

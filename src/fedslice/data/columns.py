@@ -110,6 +110,8 @@ def _not_numbers(whose: str, values: Array) -> UserError:
         advice = "fill it in or leave the sample out"
     elif isinstance(value, str | bytes):
         advice = "number the distinct texts with np.unique(column, return_inverse=True)[1]"
+        if not whose.startswith("Ragged"):
+            advice += ", or give the table to Federation.from_frame"
     elif isinstance(value, _TIMES):
         advice = "turn times t into numbers, for example (t - t.min()) / np.timedelta64(1, 'D')"
     elif not is_sequence(value):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedslice.core.slice import Axis
-from fedslice.federation import PAD, Ragged, Samples, ranges
+from fedslice.data.ragged import PAD, Ragged, ranges
+from fedslice.data.samples import Samples
 
 _IDS_AT_ONCE = 1 << 23
 
@@ -43,7 +44,8 @@ class IndexSets:
                 ids, whose = column.distinct(index, owner)
                 keys.append(whose * self.rows + ids)
             else:
-                ids = column[index].reshape(len(index), -1)
+                ids = column[index]
+                ids = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
                 keys.append((owner[:, None] * self.rows + ids).flatten())
         if self.padded:
             keys.append(torch.arange(len(clients), device=index.device) * self.rows + PAD)
@@ -113,7 +115,7 @@ class Rows(Axis):
     """The rows that some clients hold."""
 
     def __init__(self, sets: IndexSets, clients: Tensor):
-        super().__init__(sets.counts[clients], lambda: Axis.from_flat(*sets.of(clients)).ids)
+        super().__init__(sets.counts.index_select(0, clients), lambda: Axis.from_flat(*sets.of(clients)).ids)
         self._sets, self._clients = sets, clients
 
     @property

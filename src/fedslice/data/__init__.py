@@ -1,0 +1,1 @@
+"""Clients' samples: where they come from, who has which, and which rows of a table they name."""

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 from unittest.mock import patch
 
 from fedslice import cli
+from fedslice.config import Plan
+from fedslice.runs.callbacks import Callback, RunState
+from fedslice.runs.execute import execute as train
 
 SCRIPT = Path(sys.executable).with_name("fedslice")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
@@ -61,6 +65,37 @@ def process(*words: object, cwd: Path) -> Done:
         [SCRIPT, *map(str, words)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+class Told(Callback):
+    """Hands rounds, the first one included, and rows on to functions."""
+
+    def __init__(self, on_round: Callable[[int], None], on_row: Callable[[dict[str, Any]], None]):
+        self._on_round = on_round
+        self._on_row = on_row
+
+    def on_start(self, run: RunState) -> None:
+        self._on_round(run.round)
+
+    def on_round(self, run: RunState) -> None:
+        self._on_round(run.round)
+
+    def on_evaluation(self, run: RunState, row: Mapping[str, Any]) -> None:
+        self._on_row(dict(row))
+
+
+def execute(
+    plan: Plan,
+    out: Path,
+    *,
+    resume: bool,
+    checkpoint_seconds: float = 30.0,
+    on_round: Callable[[int], None] = lambda _: None,
+    on_row: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The document of a run."""
+    told = Told(on_round, on_row)
+    return train(plan, out, resume=resume, checkpoint_seconds=checkpoint_seconds, callbacks=[told]).document()
 
 
 def without_seconds(document: dict[str, Any]) -> list[dict[str, Any]]:

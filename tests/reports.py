@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fedslice.panel import Panel
-from fedslice.runs.reading import Run
+from fedslice.runs.run import Run
+from fedslice.schema import Column
 
 Rows = list[dict[str, Any]]
 
@@ -59,4 +60,5 @@ def log(*scores: float | None, up: int = 1000, every: int = 10, **more: list[flo
 
 def declared(run: Run, **lower_is_better: bool) -> Run:
     """The same run, which says of which scores less is better."""
-    return replace(run, declared=lower_is_better)
+    columns = {name: Column(name, "score", lower_is_better=lower) for name, lower in lower_is_better.items()}
+    return replace(run, columns=columns)

@@ -268,7 +268,7 @@ def test_a_target_without_a_metric(target: str) -> None:
         ('task = "hotcold"\ncohort = true', "exp.toml: cohort=true: input should be a valid integer."),
         ('task = "hotcold"\nset = 3', "exp.toml: set=3: input should be a valid dictionary."),
         ('task = "hotcold"\nrounds = 0', "exp.toml: rounds=0: input should be greater than or equal to 1."),
-        ("task = 3", "exp.toml: task=3: input should be a valid string."),
+        ("task = 3", "exp.toml: task=3: expected a name."),
         ("rounds = 3", "exp.toml: no task is named; add for example task = 'hotcold'."),
         ('task = "hotcol"', "unknown task 'hotcol'; did you mean 'hotcold'?"),
         (

@@ -17,8 +17,8 @@ from fedslice.data.federation import Federation
 from fedslice.data.samples import Samples
 from fedslice.measure import accuracy
 from fedslice.measure.classes import class_accuracy
-from fedslice.measure.instruments import is_measured
 from fedslice.recipe import Recipe
+from fedslice.schema import find
 from fedslice.select import Everyone
 from fedslice.task import Task
 from fedslice.training.experiment import Experiment
@@ -74,7 +74,7 @@ def test_a_run_logs_them_and_their_weighted_mean_is_its_accuracy() -> None:
     assert shares[:3] == pytest.approx([2 / 3, 1 / 2, 1])
     assert math.isnan(shares[3])
     assert row["test_accuracy"] == pytest.approx(sum(shares[label] for label in labels) / len(labels))
-    assert all(is_measured(name) for name in row if "class" in name)
+    assert all(find(name).measured for name in row if "class" in name)
 
 
 def holding_out(one: Task, test: Samples) -> Task:

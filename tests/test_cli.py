@@ -8,11 +8,12 @@ import pytest
 
 from command import SMALL, TINY, fedslice, process, without_seconds
 from fedslice import cli
-from fedslice.compare import Target, table
 from fedslice.recipes import ABOUT, RECIPES
+from fedslice.runs.comparison import table
+from fedslice.runs.stopping import Target
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-RUN = {"task", "recipe", "seed", "source", "metrics", "diverged"}
+RUN = {"task", "recipe", "seed", "source", "metrics", "diverged", "stopped"}
 COSTS = {"up_bytes", "down_bytes", "enrol_bytes", "framing_bytes", "rejected", "seconds"}
 ROW = {"round", "train_loss", "test_loss", "test_auc", "test_accuracy", *COSTS}
 SUMMARY = {"recipe", "seeds", "target", "reached", "diverged"} | {

@@ -45,7 +45,7 @@ def test_a_comparison_counts_its_runs_and_explains_its_spread() -> None:
         "run 3 of 4: fedsubavg seed 0",
         "run 4 of 4: fedsubavg seed 1",
     ]
-    assert done.out.endswith("\n±: standard deviation over the 2 seeds\n")
+    assert done.out.endswith("\n± is the standard deviation over seeds: how far single runs lie from their mean.\n")
     assert "±" not in fedslice("compare", *SMALL).out
     assert "run 1 of" not in fedslice("run", *SMALL, "--out", "one").err
 

@@ -16,7 +16,10 @@ from fedslice.recipes import ABOUT, RECIPES
 
 SOURCE = Path(package.__file__).parents[1]
 HEAVY = {"torch", "numpy", "scipy", "polars", "safetensors", "altair", "vl_convert", "jinja2"}
-COMMANDS = ("list", "explain", "inspect", "run", "compare", "reproduce", "watch", "report", "clients", "features")
+COMMANDS = (
+    *("list", "explain", "inspect", "run", "compare", "reproduce"),
+    *("watch", "report", "clients", "features", "export"),
+)
 # Runs the command line and tells at its end, on standard error, which modules it has loaded.
 _WATCHED = """
 import sys

@@ -8,9 +8,11 @@ import pytest
 from rich.console import Console
 from torch import Tensor, nn
 
+import reports
 from command import SMALL, TINY, fedslice
 from fedslice import console, tasks
 from fedslice.data.federation import Federation
+from fedslice.runs.callbacks import RunState
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options
 
@@ -36,7 +38,7 @@ def test_tables_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("compare", *SMALL, "--recipes", "fedavg,submodelavg,centralsgd", "--seeds", "2")
     compare = fedslice(*words, "--target", "test_auc=0.99")
     assert_readable(compare.out)
-    assert "until test_auc=0.99, seen at evaluations every 2 rounds\n" in compare.out
+    assert "Until test auc ≥ 0.99: mean over seeds ± standard deviation; seen at" in compare.out
     assert "0 of 2" in compare.out
     assert "±0." in compare.out
     for command in (("inspect", "hotcold", "--set", *TINY), ("list",)):
@@ -61,32 +63,43 @@ def test_tables_hold_large_and_missing_numbers(capsys: pytest.CaptureFixture[str
         "rejected": 1234,
         "seconds": 86_400.0,
     }
-    document = {
-        "recipe": "submodelavg",
-        "task": "t",
-        "seed": 0,
-        "source": "s",
-        "metrics": [row] * 100,
-        "diverged": None,
-    }
-    console.show(console.run_tables(document))
+    console.show(console.run_tables(reports.run("submodelavg", rows=[row] * 100)))
     text = capsys.readouterr().out
     assert_readable(text)
-    assert text.splitlines()[-2].split() == [
-        *("123,456", "1.5e+30", "-", "0.5000", "0.5000"),
-        *("1.00", "TB", "100", "kB", "1,234", "86,400.0", "s"),
-    ]
-    assert len(text.splitlines()) < 30
+    for words in ("123,456", "1.5e+30", "-", "0.5000", "1.00 TB", "100 kB", "1,234", "24.00 h"):
+        assert words in text
+    assert len(text.splitlines()) < 60, "two tables of a screenful, as it is too wide for one"
+
+
+def state(done: int, rounds: int) -> RunState:
+    """A run that has come so far."""
+    return RunState(
+        task="t",
+        recipe="r",
+        seed=0,
+        rounds=rounds,
+        config={},
+        directory=Path("r"),
+        columns={},
+        round=done,
+        rows=[],
+        finished=False,
+        engine=None,
+        _model=dict,
+        _stop=print,
+    )
 
 
 def test_progress_on_a_terminal_is_a_bar_with_metrics_and_time_left() -> None:
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, force_interactive=True, width=80, color_system=None)
-    with console.Follow(terminal, "fedsubavg seed 0", 200) as progress:
-        for done in range(100, 150):
-            progress.round(done)
-        progress.row({"round": 150, "train_loss": 0.5, "test_auc": 0.75, "up_bytes": 3})
-        progress._live.refresh()
+    progress, run = console.Follow(terminal, "fedsubavg seed 0"), state(100, 200)
+    progress.on_start(run)
+    for run.round in range(101, 150):
+        progress.on_round(run)
+    progress.on_evaluation(run, {"round": 150, "train_loss": 0.5, "test_auc": 0.75, "up_bytes": 3})
+    progress._live.refresh()
+    progress.on_end(run, None)
     shown = screen.getvalue()
     assert "fedsubavg seed 0 ━━━" in shown
     assert "149/200 rounds" in shown
@@ -99,10 +112,11 @@ def test_progress_elsewhere_is_plain_lines(monkeypatch: pytest.MonkeyPatch) -> N
     now = iter([50.0, 60.0, 950.0])
     monkeypatch.setattr(console.time, "monotonic", lambda: next(now))
     paper = io.StringIO()
-    with console.Follow(Console(file=paper, width=40), "fedavg seed 0", 200) as progress:
-        progress.round(100)  # resumed there
-        for done, loss in ((100, 0.7), (110, 0.6), (150, None), (200, 0.5)):
-            progress.row({"round": done, "train_loss": loss, "up_bytes": 3})
+    progress, run = console.Follow(Console(file=paper, width=40), "fedavg seed 0"), state(100, 200)
+    progress.on_start(run)  # resumed there
+    for done, loss in ((100, 0.7), (110, 0.6), (150, None), (200, 0.5)):
+        progress.on_evaluation(run, {"round": done, "train_loss": loss, "up_bytes": 3})
+    progress.on_end(run, None)
     assert paper.getvalue().splitlines() == [
         "fedavg seed 0  round 100/200  train loss 0.7000",
         "fedavg seed 0  round 110/200  train loss 0.6000  90 s left",

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from command import TINY, fedslice
+from command import TINY, execute, fedslice
 from fedslice.config import Plan, assignments, request, resolve
 from fedslice.core.errors import UserError
 from fedslice.runs import checkpoint
-from fedslice.runs.execute import execute
 from fedslice.runs.reading import read
 
 SAID = {"task": "hotcold", "rounds": 8, "eval_every": 2, "set": assignments(TINY)}
@@ -31,7 +30,7 @@ def plan(recipe: str) -> Plan:
     return resolve(request(SAID | {"recipe": recipe} | ({} if recipe == "feddd" else {"cohort": 6})))
 
 
-class Ended(Exception):
+class Ended(BaseException):
     """The test ends a run."""
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedslice
+from command import fedslice as command
 from fedslice import registry
 from fedslice.codecs import Sign, StreamingSubspace
 from fedslice.config import assignments
@@ -48,6 +49,21 @@ def test_an_own_local_method_is_a_term_of_a_few_lines(capsys: pytest.CaptureFixt
     assert 0.1 < float(confident[-1]) != float(plain[-1]) < 0.9
     code = path.read_text().split('"""', 2)[2]
     assert len([line for line in code.splitlines() if line]) <= 25
+
+
+def test_an_own_task_with_an_own_metric_is_compared_and_runs_as_a_command(tmp_path: Path) -> None:
+    script = EXAMPLES / "own_task.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    cells = [line.strip("│").split("┆") for line in done.stdout.splitlines() if line.startswith("│ fed")]
+    fedavg, fedsubavg = ([float(cell) for cell in row[1:]] for row in cells)
+    assert fedavg[0] <= 40 >= fedsubavg[0], "both reach the target"
+    assert fedsubavg[2] < 0.2 * fedavg[2], "bytes that go up"
+    run = command("run", f"{script}:shop", "--rounds", 2, "--out", tmp_path / "r", "--json").document
+    assert run["task"] == "shop"
+    assert set(run["metrics"][0]) >= {"test_off", "train_loss"}
+    lines = [line for line in script.read_text().splitlines() if line and '"""' not in line]
+    assert len(lines) <= 25
 
 
 def test_a_server_and_three_clients_in_processes_of_their_own_learn_over_pipes() -> None:

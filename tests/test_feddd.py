@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from command import without_seconds
+from command import execute, without_seconds
 from fedslice.combine import Coverage
 from fedslice.config import request, resolve
 from fedslice.core.errors import UserError
@@ -21,7 +21,6 @@ from fedslice.core.part import Round
 from fedslice.core.slice import Slice, Values
 from fedslice.recipe import Recipe
 from fedslice.recipes import get
-from fedslice.runs.execute import execute
 from fedslice.select import Everyone
 from fedslice.slices import ChannelDropout, Width
 from fedslice.slices.allocation import allocate, regularizers, scale_delta

@@ -53,8 +53,8 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_the_run_goes_on_when_there_i
         return
     refused(done, f"r/{name}")
     assert not list(Path("r").glob("*.partial"))
-    if Path("r/checkpoint.safetensors").exists():
-        checkpoint.load(Path("r/checkpoint.safetensors"))
+    if Path("r/module.safetensors").exists():
+        checkpoint.load(Path("r/module.safetensors"))
     resumed = fedslice("run", "--checkpoint-seconds", 0, "--out", "r", "--resume", "--json", *SMALL)
     assert resumed.metrics == whole
 
@@ -64,7 +64,7 @@ def test_safetensors_own_error_is_told_like_any_other(monkeypatch: pytest.Monkey
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", save_file)
-    refused(fedslice("run", "--out", "r", *SMALL), "r/checkpoint.safetensors")
+    refused(fedslice("run", "--out", "r", *SMALL), "r/module.safetensors")
 
 
 def test_a_full_disk_under_the_events_is_told_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

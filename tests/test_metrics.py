@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 import fedslice as package
 from command import fedslice
-from fedslice import Metric, UserError, measure, tasks
-from fedslice.compare import Target, table
+from fedslice import Metric, UserError, measure, schema, tasks
 from fedslice.data.federation import Federation
 from fedslice.measure.clients import columns
-from fedslice.measure.instruments import score_columns
-from fedslice.measure.scores import accuracy, auc, mae, rmse
-from fedslice.metrics import Score, directions, lower_is_better, measured
+from fedslice.measure.instruments import run_columns
+from fedslice.metrics import Score, accuracy, auc, directions, mae, measured, rmse
 from fedslice.report.gather import gather
-from fedslice.report.tables import end_sheet, summary
+from fedslice.report.tables import end_table, summary
+from fedslice.runs.comparison import table
 from fedslice.runs.reading import find, read
+from fedslice.runs.stopping import Target
 from fedslice.task import Task
 from fedslice.tasks.entry import Entry, Options
 from fedslice.training.evaluate import evaluate
@@ -85,7 +85,7 @@ class TestDirection:
 
     def test_of_a_run_that_declares_nothing_losses_and_errors_go_down_and_all_else_up(self) -> None:
         down = ["train_loss", "test_rmse", "personal_mae_worst", "test_auc", "test_glossy"]
-        assert [lower_is_better(name) for name in down] == [True, True, True, False, False]
+        assert [schema.find(name).lower_is_better for name in down] == [True, True, True, False, False]
 
     def test_a_metric_that_is_undefined_reaches_nothing(self) -> None:
         for value in (None, math.nan, math.inf, -math.inf):
@@ -100,7 +100,8 @@ class TestDirection:
 
     def test_every_score_of_a_run_has_one(self) -> None:
         task = regression({"error": Metric(worst, lower_is_better=True), "fit": worst})
-        found = score_columns(task, ["personal", "trajectory"])
+        every = run_columns(task, ["personal", "trajectory"])
+        found = {name: column.lower_is_better for name, column in every.items() if column.kind == "score"}
         clients = {f"personal_{name}{kind}" for name in ("error", "fit") for kind in ("", "_weighted", "_worst")}
         assert found.keys() == {"train_loss", "test_loss", "test_error", "test_fit", *clients}
         assert {name for name, lower in found.items() if not lower} == {name for name in found if "fit" in name}
@@ -109,7 +110,7 @@ class TestDirection:
         runs = [run(name, rows=log(0.5, test_error=[error])) for name, error in (("fedavg", 0.2), ("fedprox", 0.9))]
         for lower, expected in ((True, [True, False]), (False, [False, True])):
             (group,) = gather([declared(one, test_error=lower) for one in runs])
-            sheet = end_sheet(group, summary(group, None))
+            sheet = end_table(group, summary(group, None))
             assert [row[sheet.columns.index("test error")].best for row in sheet.rows] == expected
 
     def test_it_stays_with_the_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,18 +131,20 @@ class TestDirection:
             next(row["round"] for row in rows if row["test_error"] <= 4)
         ]
         assert rows[-1]["personal_error_worst"] >= rows[-1]["personal_error"]
-        noted = json.loads(Path("runs/fedavg-seed0/columns.json").read_text())
-        assert {"test_rmse", "test_error", "personal_error_worst", "train_loss"} <= set(noted["lower_is_better"])
-        assert {"test_fit", "personal_fit"} <= set(noted["higher_is_better"])
+        noted = {one["name"]: one for one in json.loads(Path("runs/fedavg-seed0/columns.json").read_text())}
+        for name in ("test_rmse", "test_error", "personal_error_worst", "train_loss"):
+            assert noted[name]["lower_is_better"] is True
+        assert noted["test_fit"]["lower_is_better"] is noted["personal_fit"]["lower_is_better"] is False
+        assert set(rows[-1]) <= set(noted), "every column that is logged is declared"
         assert fedslice("report", "runs", "-o", "page.html", "--target", "test_error=4").code == 0
         assert "Until test error ≤ 4" in Path("page.html").read_text()
         clients = fedslice("clients", "runs/fedavg-seed0", "--json").document["clients"]
         assert clients[0]["personal_rmse"] == max(one["personal_rmse"] for one in clients), "the worst first"
-        Path("runs/fedavg-seed0/columns.json").write_text('{"lower_is_better": "all"}')
+        Path("runs/fedavg-seed0/columns.json").write_text('[{"name": 3}]')
         assert "delete the file" in one_sentence(read, Path("runs/fedavg-seed0"))
         for place in find([Path("runs")]):
             (place / "columns.json").unlink()
-            assert read(place).declared == {}, "as older runs have it"
+            assert read(place).columns == {}, "as older runs have it"
 
 
 OUTPUTS, LABELS = torch.linspace(-1, 1, 4), torch.tensor([0.0, 0.0, 1.0, 1.0])
@@ -203,7 +206,7 @@ class TestValues:
 
     def test_a_client_with_a_broken_model_counts_as_infinitely_bad(self) -> None:
         values = torch.tensor([1.0, math.inf, math.nan], dtype=torch.float64)
-        found = columns("personal", {"rmse": values}, torch.tensor([1, 1, 1]))
+        found = columns("personal", {"rmse": values}, torch.tensor([1, 1, 1]), {"rmse": True})
         assert found["personal_rmse"] == math.inf, "null in the log, and not the mean of those who still work"
 
     @pytest.mark.parametrize("metric", [accuracy, auc])

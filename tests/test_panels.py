@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from command import execute
 from fedslice.config import assignments, request, resolve
 from fedslice.core.errors import UserError
 from fedslice.panel import Panel, histogram
 from fedslice.report.curves import curves
 from fedslice.report.gather import gather
 from fedslice.report.panels import columns, panels
-from fedslice.report.tables import end_sheet, runs_sheet, settings_sheets, summary
-from fedslice.runs.execute import execute
+from fedslice.report.tables import end_table, runs_sheet, settings_sheets, summary
 from fedslice.runs.reading import find, read
 from layouts import one_sentence
 
@@ -138,7 +138,7 @@ def spoil(done: Path, place: Path, name: str, text: str) -> Path:
         ("config.json", CONFIG.replace('"rounds": 2', '"rounds": true'), "'rounds' is True"),
         ("config.json", CONFIG.replace('"rounds": 2', f'"rounds": {"9" * 400}'), "'rounds' is 999"),
         ("config.json", CONFIG.replace('"seed": 3', '"seed": -1'), "'seed' is -1"),
-        ("columns.json", "{}", "columns.json holds no lists 'lower_is_better' and 'higher_is_better'"),
+        ("columns.json", "{}", "columns.json holds no list of columns (input should be a valid"),
         ("metrics.jsonl", f'{{"round": {"9" * 400}}}\n', "round is a number of 400 digits, expected 0 to 1000000000"),
         ("metrics.jsonl", '{"round": -5}\n', "round is -5, expected 0 to"),
         ("metrics.jsonl", '{"round": 1, "\\ud800": 1}\n', "that is no text"),
@@ -197,7 +197,7 @@ def test_a_spoiled_run_is_shown_or_told(done: Path, tmp_path: Path, name: str) -
         try:
             (group,) = gather([read(place)])
             rows = summary(group, None)
-            sheets = [*([end_sheet(group, rows)] if rows else []), *settings_sheets(group), runs_sheet(group)]
+            sheets = [*([end_table(group, rows)] if rows else []), *settings_sheets(group), runs_sheet(group)]
             shown = [columns(one.panel) for side in panels(group) for one in side]
             json.dumps([curves(group).columns, shown], allow_nan=False)
             "".join(cell.text for sheet in sheets for row in sheet.rows for cell in row).encode()

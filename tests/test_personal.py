@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from command import SMALL, fedslice
+from command import SMALL, execute, fedslice
 from fedslice import tasks
 from fedslice.config import request, resolve
 from fedslice.core.entries import View
@@ -29,13 +29,12 @@ from fedslice.core.slice import Axis, Slice, Values
 from fedslice.local import Term
 from fedslice.measure.base import Moment
 from fedslice.measure.clients import columns
-from fedslice.measure.instruments import is_measured
 from fedslice.measure.personal import Personal, Stale
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.runs.clients import read_clients
 from fedslice.runs.directory import RunDirectory
-from fedslice.runs.execute import execute
+from fedslice.schema import find
 from fedslice.select import Everyone, Uniform
 from fedslice.task import Task
 from fedslice.training.engines import Sequential
@@ -167,7 +166,7 @@ def test_any_recipe_has_its_personal_models_measured(name: str) -> None:
     for row in one.stream():
         models = {client: own_model(one, client) for client in TESTED}
         assert of(row, "personal") == pytest.approx(expected(task, "personal", models), abs=1e-9)
-        assert all(is_measured(column) for kind in kinds for column in of(row, kind))
+        assert all(find(column).measured for kind in kinds for column in of(row, kind))
     other = Moment(one._scene, one.round, one.model, Choice(Sequential(), 4, 1, "by name"))
     again = one._instruments.measure(other)
     for kind in kinds:
@@ -367,15 +366,15 @@ def test_a_run_that_goes_on_from_its_state_is_the_same(name: str) -> None:
 def test_means_by_hand() -> None:
     values = torch.tensor([0.5, 0.9, 0.1, 0.7, math.nan, math.nan])
     samples = torch.tensor([1, 2, 3, 4, 5, 0])
-    assert columns("personal", {"auc": values}, samples) == pytest.approx(
+    assert columns("personal", {"auc": values}, samples, {"auc": False}) == pytest.approx(
         {"personal_auc": 0.55, "personal_auc_weighted": (0.5 + 1.8 + 0.3 + 2.8) / 10, "personal_auc_worst": 0.1}
     )
     many = {"accuracy": torch.arange(30.0), "loss": torch.arange(30.0)}
-    found = columns("tuned", many, torch.ones(30))
+    found = columns("tuned", many, torch.ones(30), {"accuracy": False})
     assert (found["tuned_accuracy_worst"], found["tuned_loss_worst"]) == (1, 28)
-    nobody = columns("stale", {"auc": torch.full((3,), math.nan)}, torch.ones(3))
+    nobody = columns("stale", {"auc": torch.full((3,), math.nan)}, torch.ones(3), {"auc": False})
     assert all(math.isnan(value) for value in nobody.values())
-    broken = columns("stale", {"loss": torch.tensor([1.0, math.nan])}, torch.tensor([1, 1]))
+    broken = columns("stale", {"loss": torch.tensor([1.0, math.nan])}, torch.tensor([1, 1]), {})
     assert all(math.isnan(value) for value in broken.values()), "a loss that is no number is not left out"
 
 
@@ -383,7 +382,7 @@ def test_means_by_hand() -> None:
 def test_means_lie_between_the_worst_and_the_best(found: list[tuple[float, int]], draw: Any) -> None:
     def of_pairs(pairs: list[tuple[float, int]]) -> dict[str, float]:
         values, samples = (torch.tensor(column) for column in zip(*pairs, strict=True))
-        return columns("personal", {"score": values}, samples)
+        return columns("personal", {"score": values}, samples, {"score": False})
 
     one = of_pairs(found)
     low, high = min(value for value, _ in found), max(value for value, _ in found)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedslice.compare import Target, table
 from fedslice.core.errors import UserError
 from fedslice.panel import Panel
 from fedslice.recipes import RECIPES
@@ -21,7 +20,11 @@ from fedslice.report.curves import POINTS, align, best, coinciding, curves, kept
 from fedslice.report.gather import aim, gather
 from fedslice.report.naming import Settings, labels, short_keys
 from fedslice.report.panels import columns, omitted, panels
-from fedslice.report.tables import end_sheet, legend, settings_sheets, summary, target_sheet
+from fedslice.report.tables import end_table, settings_sheets, summary, target_table
+from fedslice.runs.comparison import table
+from fedslice.runs.results import legend
+from fedslice.runs.stopping import Target
+from fedslice.schema import find
 from reports import log, run
 
 values = st.sampled_from(["1", "2", "none"])
@@ -133,7 +136,7 @@ class TestCurves:
             run("fedprox", rows=log(0.1)),
         ]
         found = curves(gather(runs)[0])
-        y = f"y{found.metrics.index('test_auc')}"
+        y = f"y{[one.name for one in found.metrics].index('test_auc')}"
         assert found.columns["method"] == ["fedavg", "fedavg", "fedprox"]
         assert found.columns["up_bytes"] == [0, 20_000, None]
         assert found.columns[y] == [0.4, 0.8, 0.1]
@@ -183,7 +186,7 @@ class TestCurves:
     @pytest.mark.parametrize(("up", "scale"), [(1000, "linear"), (9_000, "linear"), (11_000, "log"), (-5, "linear")])
     def test_methods_far_apart_in_cost_are_seen_together(self, up: int, scale: str) -> None:
         found = curves(gather([run(), run("fedprox", rows=log(0.5, 0.6, 0.7, up=up))])[0])
-        spec = charts.curves(found, "test_auc", found.axes[1], None, 400)
+        spec = charts.curves(found, find("test_auc"), found.axes[1], None, 400)
         assert {layer["encoding"]["x"]["scale"]["type"] for layer in spec["layer"]} == {scale}
 
 
@@ -203,7 +206,7 @@ class TestTables:
 
     def test_cost_of_the_target_and_its_best(self) -> None:
         (group,) = gather(self.runs)
-        sheet = target_sheet(group, summary(group, self.target), self.target)
+        sheet = target_table(group, summary(group, self.target), self.target)
         assert sheet.columns == [
             "method",
             "rounds",
@@ -226,7 +229,7 @@ class TestTables:
 
     def test_last_values_with_their_deviation(self) -> None:
         (group,) = gather(self.runs)
-        sheet = end_sheet(group, summary(group, None))
+        sheet = end_table(group, summary(group, None))
         at = sheet.columns.index("test auc")
         assert sheet.rows[0][at].text == f"{mean((0.8, 0.7)):.4f}"
         assert sheet.rows[0][at].detail == f"±{stdev((0.8, 0.7)):.4f}"
@@ -239,7 +242,7 @@ class TestTables:
             for name, a in (("fedavg", 0.3), ("fedper", 0.7))
         )
         (group,) = gather([one, other])
-        sheet = end_sheet(group, summary(group, None))
+        sheet = end_table(group, summary(group, None))
         best = {name: [row[at].best for row in sheet.rows] for at, name in enumerate(sheet.columns)}
         assert best["personal accuracy"] == best["stale loss"] == [False, True]
         assert not any(best["trajectory share 1"])
@@ -250,20 +253,20 @@ class TestTables:
             run(name, seed, rows=log(0.5, score)) for name, both in scores.items() for seed, score in enumerate(both)
         ]
         (group,) = gather(runs)
-        sheet = end_sheet(group, summary(group, None))
+        sheet = end_table(group, summary(group, None))
         at = sheet.columns.index("test auc")
         assert {row[0].text: row[at].best for row in sheet.rows} == {"fedavg": True, "fedprox": True, "scaffold": False}
         words = legend([sheet])
         assert "± is the standard deviation over seeds" in words
         assert "every other whose interval of one ± overlaps" in words
         alone = [one for one in runs if one.seed == 0]
-        sheet = end_sheet(group, summary(gather(alone)[0], None))
+        sheet = end_table(group, summary(gather(alone)[0], None))
         assert [row[at].best for row in sheet.rows].count(True) == 1, "without a deviation there is one best"
         assert "One seed cannot tell" in legend([sheet])
 
     def test_costs_of_the_target_have_a_deviation_and_the_steps_in_which_they_are_seen(self) -> None:
         (group,) = gather(self.runs)
-        sheet = target_sheet(group, summary(group, self.target), self.target)
+        sheet = target_table(group, summary(group, self.target), self.target)
         assert sheet.caption == (
             "Until test auc ≥ 0.7: mean over seeds ± standard deviation; seen at evaluations, every 10 rounds"
         )
@@ -271,11 +274,11 @@ class TestTables:
         assert [cell.detail for cell in first] == ["", "±7.1", "±7.07 kB", "±14.1 kB", "±0.7 s", ""]
         often = [run(rows=log(0.5, 0.8, every=1))]
         (group,) = gather(often)
-        assert "evaluations" not in target_sheet(group, summary(group, self.target), self.target).caption
+        assert "evaluations" not in target_table(group, summary(group, self.target), self.target).caption
 
     def test_time_to_the_target_relates_to_a_baseline(self) -> None:
         (group,) = gather(self.runs)
-        sheet = target_sheet(group, summary(group, self.target, "fedavg"), self.target, "fedavg")
+        sheet = target_table(group, summary(group, self.target, "fedavg"), self.target, "fedavg")
         at = sheet.columns.index("time relative to fedavg")
         assert [row[at].text for row in sheet.rows] == ["100.0%", "-", "44.4%"]
         (other,) = gather([run("scaffold")])
@@ -288,13 +291,13 @@ class TestTables:
 
     def test_nothing_is_best_among_methods_that_have_not_come_equally_far(self) -> None:
         (group,) = gather([run(), run("fedprox", rows=log(0.1, 0.2), finished=False)])
-        sheet = end_sheet(group, summary(group, None))
+        sheet = end_table(group, summary(group, None))
         assert not any(cell.best for row in sheet.rows for cell in row)
         assert [row[0].detail for row in sheet.rows] == ["", "unfinished"]
 
     def test_equal_numbers_have_no_best(self) -> None:
         (group,) = gather([run(), run("fedprox")])
-        assert not any(cell.best for row in end_sheet(group, summary(group, None)).rows for cell in row)
+        assert not any(cell.best for row in end_table(group, summary(group, None)).rows for cell in row)
 
     def test_logs_with_missing_columns_are_no_obstacle(self) -> None:
         bare = [{"round": 0, "test_auc": 0.9}]
@@ -326,9 +329,9 @@ class TestTables:
 
     def test_a_target_nobody_measures_is_refused_with_the_nearest(self) -> None:
         with pytest.raises(UserError, match="did you mean 'test_auc'"):
-            aim(("test_acu", 0.5), gather([run()]))
+            aim(Target("test_acu", 0.5), gather([run()]))
         with pytest.raises(UserError, match="not a number"):
-            aim(("test_auc", float("nan")), gather([run()]))
+            aim(Target("test_auc", float("nan")), gather([run()]))
 
 
 class TestPanels:
@@ -369,14 +372,14 @@ class TestPictures:
     @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG\r\n"), ("svg", b"<svg"), ("pdf", b"%PDF-")])
     def test_files_are_what_they_are_called(self, tmp_path: Path, kind: Any, magic: bytes) -> None:
         rows = [{"round": 0, "test_auc": 0.4, "up_bytes": 0}, {"round": 1, "test_auc": 0.6, "up_bytes": 0}]
-        (path,) = save([run(rows=rows)], tmp_path / "new" / "folder", kind=kind, target=("test_auc", 0.5))
+        (path,) = save([run(rows=rows)], tmp_path / "new" / "folder", kind=kind, target=Target("test_auc", 0.5))
         assert path.name == f"toy-test-auc-over-round.{kind}"
         assert path.read_bytes().startswith(magic)
         assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
     def test_svg_names_methods_axes_and_target(self, tmp_path: Path) -> None:
         runs = [run("<b>&one", rows=log(0.4, 0.6)), run("two", rows=log(0.5, 0.7))]
-        found = {path.stem: path.read_text() for path in save(runs, tmp_path, target=("test_auc", 0.55))}
+        found = {path.stem: path.read_text() for path in save(runs, tmp_path, target=Target("test_auc", 0.55))}
         assert len(found) == 4
         over_bytes = found["toy-test-auc-over-uploaded-bytes"]
         for words in ("&lt;b&gt;&amp;one", "two", "uploaded bytes", "target 0.55", "10 kB"):
@@ -437,7 +440,7 @@ class TestColors:
 
     def test_lines_differ_by_dashes_and_none_covers_the_gaps_of_another(self) -> None:
         found = curves(gather([run(f"m{place}") for place in range(10)])[0])
-        spec = charts.curves(found, "test_auc", found.axes[0], None, 400)
+        spec = charts.curves(found, find("test_auc"), found.axes[0], None, 400)
         line = next(layer for layer in spec["layer"] if "strokeDash" in layer["encoding"])
         first, *others = line["encoding"]["strokeDash"]["scale"]["range"]
         assert first == [1, 0], "the whole line lies below the others"
@@ -450,7 +453,7 @@ class TestColors:
 
     def test_more_methods_differ_by_their_dashes(self) -> None:
         found = curves(gather([run(f"m{place}") for place in range(25)])[0])
-        spec = charts.curves(found, "test_auc", found.axes[0], None, 400)
+        spec = charts.curves(found, find("test_auc"), found.axes[0], None, 400)
         line = next(layer for layer in spec["layer"] if "strokeDash" in layer["encoding"])
         dashes = line["encoding"]["strokeDash"]["scale"]["range"]
         assert len({(place % 10, tuple(dash)) for place, dash in enumerate(dashes)}) == 25

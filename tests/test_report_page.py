@@ -14,7 +14,8 @@ from fedslice.core.errors import UserError
 from fedslice.panel import Panel
 from fedslice.report import write
 from fedslice.report.page import picture
-from fedslice.runs.reading import Run
+from fedslice.runs.run import Run
+from fedslice.runs.stopping import Target
 from reports import log, run
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> & \"'\\ \u2028\u2029 {{ 7 * 7 }}"
@@ -69,7 +70,7 @@ def panel(text: str) -> Panel:
 
 def test_a_task_has_curves_tables_panels_settings_and_commands(tmp_path: Path) -> None:
     runs = [run(seed=0, command="fedslice run toy", panels=[panel("sizes")]), run("fedprox", rows=log(0.5, 0.9))]
-    found = page(tmp_path, *runs, target=("test_auc", 0.65), title="Two methods")
+    found = page(tmp_path, *runs, target=Target("test_auc", 0.65), title="Two methods")
     words = (
         "Two methods; toy; a few numbers; Until test auc ≥ 0.65; At the end; sizes; Different; 3.11.7; "
         "The same for all methods; fedslice run toy; toy-fedprox-0: its command was not recorded"
@@ -152,7 +153,7 @@ def test_text_of_a_picture_is_text(tmp_path: Path) -> None:
 
 def test_a_page_says_what_its_marks_and_deviations_mean(tmp_path: Path) -> None:
     two = [run(seed=seed, rows=log(0.5, 0.7 + 0.01 * seed)) for seed in range(2)]
-    found = page(tmp_path, *two, run("fedprox", rows=log(0.5, 0.6)), target=("test_auc", 0.6))
+    found = page(tmp_path, *two, run("fedprox", rows=log(0.5, 0.6)), target=Target("test_auc", 0.6))
     assert "± is the standard deviation over seeds: how far single runs lie from their mean." in found.text
     assert "seen at evaluations, every 10 rounds" in found.text
     assert "±" not in page(tmp_path, run()).text
@@ -202,14 +203,14 @@ def test_the_policy_allows_the_pages_own_scripts_and_no_network(tmp_path: Path) 
 
 def test_a_run_that_has_just_begun_is_listed(tmp_path: Path) -> None:
     runs = [run(), run("fedprox", rows=[], finished=False), run("fedadam", rows=log(0.5, 0.6), finished=False)]
-    found = page(tmp_path, *runs, target=("test_auc", 0.6))
+    found = page(tmp_path, *runs, target=Target("test_auc", 0.6))
     assert "fedprox, seed 0 (no evaluation yet)" in found.text
     assert "fedadam, seed 0 (unfinished: round 10 of 100)" in found.text
     assert set(found.contents[0]["data"]["curves"]["method"]) == {"fedavg", "fedadam"}
 
 
 def test_a_report_of_nothing_but_beginnings(tmp_path: Path) -> None:
-    found = page(tmp_path, run(rows=[], finished=False), target=("test_auc", 0.6))
+    found = page(tmp_path, run(rows=[], finished=False), target=Target("test_auc", 0.6))
     assert "no evaluation yet" in found.text
     assert found.contents[0]["specs"] == {}
 
@@ -234,7 +235,7 @@ def test_a_failed_report_leaves_the_old_one(tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     out.write_text("old")
     with pytest.raises(UserError, match="unknown metric"):
-        write([run()], out, target=("nonsense", 1.0))
+        write([run()], out, target=Target("nonsense", 1.0))
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]
 

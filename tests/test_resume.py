@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from command import ENVIRONMENT, SCRIPT, fedslice, without_seconds
+from command import ENVIRONMENT, SCRIPT, execute, fedslice, without_seconds
 from fedslice.config import assignments, request, resolve
 from fedslice.runs import checkpoint
-from fedslice.runs.execute import execute
 
 # Processes that are forked off one in which everything is imported: each is a real one, and starts in no time.
 SERVER = multiprocessing.get_context("forkserver")

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fedslice.core.errors import UserError
-from fedslice.runs import RunDirectory, checkpoint, directory, environment
+from fedslice.runs import checkpoint, directory, environment
+from fedslice.runs.directory import RunDirectory
 
 CONFIG = {"seed": 1, "recipe": {"local": {"lr": 0.1}}, "sizes": [3, 4]}
 # One server imports torch once, and every process of these tests is a cheap fork of it.

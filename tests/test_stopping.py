@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from command import TINY, fedslice, without_seconds
+from command import TINY, execute, fedslice, without_seconds
 from fedslice.config import Plan, assignments, request, resolve
 from fedslice.core.errors import RunWarning
 from fedslice.runs import checkpoint
-from fedslice.runs.execute import execute
 from fedslice.signals import Stopped, Stopwatch, deferred
 from fedslice.training import experiment as experiments
 

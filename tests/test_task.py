@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedslice.config import Request, build_task
+from fedslice.config import build_task
 from fedslice.core.errors import UserError
 from fedslice.data.federation import Federation
 from fedslice.data.ragged import Ragged
+from fedslice.runs.settings import RunSettings
 from fedslice.task import Task
 from toys import MLP, Plain, assert_same, double, mlp, squared
 
@@ -392,7 +393,7 @@ def test_pooled_keeps_everything_but_the_clients() -> None:
 
 
 def test_a_task_by_name_has_the_precision_that_is_usual_when_it_is_asked_for() -> None:
-    asked = Request(task="hotcold", set={"clients": 5, "items": 9, "samples": 4, "factors": 2})
+    asked = RunSettings(task="hotcold", set={"clients": 5, "items": 9, "samples": 4, "factors": 2})
     single = build_task(asked)
     with double():
         twice = build_task(asked)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from command import SMALL, fedslice, without_seconds
+from command import SMALL, execute, fedslice, without_seconds
 from fedslice.codecs.basis import Basis
 from fedslice.config import request, resolve
 from fedslice.core import vectors
@@ -23,13 +23,12 @@ from fedslice.core.part import Round
 from fedslice.core.update import RowDelta
 from fedslice.core.vectors import Vectors
 from fedslice.measure.base import Moment
-from fedslice.measure.instruments import is_measured
 from fedslice.measure.trajectory import COUNTS, RANK, Trajectory, residual
 from fedslice.panel import Panel
 from fedslice.recipes import RECIPES, get
 from fedslice.runs import checkpoint
-from fedslice.runs.execute import execute
 from fedslice.runs.reading import read
+from fedslice.schema import find
 from fedslice.training.experiment import Experiment
 from toys import begun, double, fitting, mlp
 
@@ -151,7 +150,7 @@ def test_to_look_at_a_run_does_not_change_it() -> None:
     rows, plain = (begun(task, recipe, rounds=4, measure=names).run() for names in (["trajectory"], []))
     added = {*SHARES, "trajectory_residual"}
     assert {column for column in rows[0] if column not in plain[0]} == added
-    assert all(map(is_measured, added))
+    assert all(find(name).measured for name in added)
     kept = [{column: row[column] for column in row if column not in added} for row in rows]
     assert without_seconds({"metrics": kept}) == without_seconds({"metrics": plain})
 

@@ -18,7 +18,8 @@ from fedslice import watch as module
 from fedslice.core.errors import UserError
 from fedslice.plot import DARK
 from fedslice.report.gather import gather
-from fedslice.runs import RunDirectory, sight
+from fedslice.runs import sight
+from fedslice.runs.directory import RunDirectory
 from fedslice.runs.reading import find, read
 from fedslice.runs.sight import FINISHED, RUNNING, STOPPED, Watcher, held
 from fedslice.watch import picture, watch
@@ -232,7 +233,7 @@ def test_the_metric_to_draw_is_the_best_known_score(tmp_path: Path, names: list[
 def test_a_metric_can_be_chosen_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "a", row(0), row(50), row(100))
     lines = drawn(tmp_path, metric="up_bytes")
-    assert lines[0].strip() == "up bytes by round"
+    assert lines[0].strip() == "uploaded by round"
     assert [line.split(" ┤")[0].strip() for line in lines if "┤" in line] == [
         "100 kB",
         "75.0 kB",

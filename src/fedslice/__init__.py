@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedslice.api import compare, load, run
     from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
     from fedslice.combine import Combine, Coverage, HeatCorrected, Mean
     from fedslice.core.errors import UserError
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from fedslice.metrics import Metric
     from fedslice.recipe import Recipe
     from fedslice.registry import register
+    from fedslice.runs.callbacks import Callback
+    from fedslice.runs.comparison import Comparison
+    from fedslice.runs.run import Run
+    from fedslice.runs.stopping import EarlyStopping, Target
+    from fedslice.runs.trackers import MLflow, TensorBoard, WandB
     from fedslice.select import Everyone, FedCS, Oort, Pooled, Select, Uniform
     from fedslice.server import (
         Drift,
@@ -65,14 +71,17 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Callback",
     "ChannelDropout",
     "Client",
     "Codec",
     "Combine",
+    "Comparison",
     "Coverage",
     "Dense",
     "Ditto",
     "Drift",
+    "EarlyStopping",
     "Everyone",
     "Experiment",
     "FeatureRows",
@@ -86,6 +95,7 @@ __all__ = [
     "FetchSGD",
     "HeatCorrected",
     "Local",
+    "MLflow",
     "Mean",
     "Median",
     "Metric",
@@ -99,6 +109,7 @@ __all__ = [
     "Ragged",
     "Recipe",
     "Robust",
+    "Run",
     "Sampler",
     "Scaffold",
     "ScaffoldApprox",
@@ -114,23 +125,30 @@ __all__ = [
     "Sign",
     "Slices",
     "StreamingSubspace",
+    "Target",
     "Task",
+    "TensorBoard",
     "Term",
     "TopK",
     "TrimmedMean",
     "Uniform",
     "UserError",
     "Vocabulary",
+    "WandB",
     "Weighted",
     "Whole",
     "Width",
     "__version__",
+    "compare",
+    "load",
     "partition",
     "register",
+    "run",
 ]
 
 # The module of each public name. Names of one line are parts of a recipe with the base class of one's own parts.
 _MODULES = {
+    "fedslice.api": ("compare", "load", "run"),
     "fedslice.core.errors": ("UserError",),
     "fedslice.data.federation": ("Federation",),
     "fedslice.data.ragged": ("Ragged",),
@@ -138,6 +156,11 @@ _MODULES = {
     "fedslice.metrics": ("Metric",),
     "fedslice.recipe": ("Recipe",),
     "fedslice.registry": ("register",),
+    "fedslice.runs.callbacks": ("Callback",),
+    "fedslice.runs.comparison": ("Comparison",),
+    "fedslice.runs.run": ("Run",),
+    "fedslice.runs.stopping": ("EarlyStopping", "Target"),
+    "fedslice.runs.trackers": ("MLflow", "TensorBoard", "WandB"),
     "fedslice.task": ("Task",),
     "fedslice.training.experiment": ("Experiment",),
     "fedslice.training.parties": ("Client", "Server"),

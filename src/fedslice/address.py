@@ -1,11 +1,16 @@
-"""Objects by their address: ``module:name``, or ``file.py:name`` for a file that is on no path."""
+"""Objects of a user's own code by their address: ``MODULE:NAME``, importable from here, or ``FILE.py:NAME``.
+
+Importing a module runs it. So addresses are read from what a user types and never from a run directory.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
 import sys
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+import traceback
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,67 +18,118 @@ from typing import Any
 from fedslice.core.errors import UserError, nearest, shown
 
 
-def is_address(text: str) -> bool:
-    """Return whether a text names an object by its address."""
-    return ":" in text
+def is_address(name: object) -> bool:
+    """Return whether this is the address of an object.
+
+    >>> is_address("my_shop:task"), is_address("tasks/shop.py:make"), is_address("movielens")
+    (True, True, False)
+    """
+    return isinstance(name, str) and ":" in name
 
 
 def load(address: str) -> Any:
-    """Return the object at an address. A file is run once, however often it is asked for.
-
-    Raises:
-        UserError: If there is no such file, module or object, or if it fails to load.
-    """
-    where, _, name = address.rpartition(":")
-    if not where or not name:
-        raise UserError(f"{shown(address)} is no address; write module:name or path/to/file.py:name.")
-    try:
-        module = _file(Path(where)) if where.endswith(".py") else _module(where)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a user's file raises
-        raise UserError(f"{where} could not be loaded: {type(error).__name__}: {error}") from error
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            near = nearest(part, [one for one in vars(found) if not one.startswith("_")])
-            hint = f"did you mean {where}:{near}?" if near else "name something that it defines."
-            raise UserError(f"{where} has no {shown(part)}; {hint}")
-        found = getattr(found, part)
+    """Return the object at an address."""
+    place, _, name = address.rpartition(":")
+    if not place or not name:
+        raise UserError(f"{shown(address)} is no address; write MODULE:NAME or path/to/file.py:NAME.")
+    found: Any = _file(place) if place.endswith(".py") else _module(place)
+    for word in name.split("."):
+        if not hasattr(found, word):
+            near = nearest(word, [one for one in dir(found) if not one.startswith("_")])
+            hint = f"did you mean {place}:{near}?" if near else "define it there, or correct the name."
+            raise UserError(f"{place} has no {word!r}; {hint}")
+        found = getattr(found, word)
     return found
 
 
-def _module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:  # as with python -m: what lies here can be imported
-        sys.path.insert(0, here)
+def make(address: str, kind: type | tuple[type, ...]) -> Any:
+    """Return the object of a kind at an address: itself, or what a function without arguments makes."""
+    found = load(address)
+    if isinstance(found, kind):
+        return found
+    wanted = kind.__name__ if isinstance(kind, type) else " or ".join(one.__name__ for one in kind)
+    if isinstance(found, type) or not callable(found):
+        raise UserError(f"{address} is {shown(found)}, expected a {wanted} or a function that returns one.")
+    made = _made(address, found)
+    if not isinstance(made, kind):
+        raise UserError(f"{address}() returned {shown(made)}, expected a {wanted}.")
+    return made
+
+
+def _made(address: str, function: Any) -> Any:
+    import torch
+
+    return _called(address, function, torch.get_default_dtype())
+
+
+@lru_cache(maxsize=8)
+def _called(address: str, function: Any, precision: Any) -> Any:  # noqa: ARG001
+    """What a function makes, once: the runs of a comparison share a task."""
     try:
-        return import_module(name)
+        return function()
+    except UserError as error:
+        raise UserError(f"{address}(): {error}") from error
+    except Exception as error:
+        raise _broken(f"{address}()", error) from error
+
+
+def _module(name: str) -> ModuleType:
+    _importable(Path.cwd())
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
     except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module is there, and another that it needs is not
-        raise UserError(
-            f"there is no module {shown(name)}; install it, go to the folder that holds it, or give a file, as in "
-            "my_file.py:name."
-        ) from None
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"there is no module {error.name!r} in the working directory {Path.cwd()} or among the installed "
+                "packages; start fedslice in the folder that holds it, or write path/to/file.py:NAME."
+            ) from None
+        raise _broken(name, error) from error
+    except Exception as error:
+        raise _broken(name, error) from error
 
 
-def _file(path: Path) -> ModuleType:
+def _importable(folder: Path) -> None:
+    """Let modules of a folder be imported, after all that is installed."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _file(name: str) -> ModuleType:
+    """A file as a module, which is run once. It can import what lies beside it."""
+    path = Path(name)
     if not path.is_file():
-        raise UserError(f"there is no file {path}; give the path of a Python file.")
+        raise UserError(f"there is no file {name}; write path/to/file.py:NAME.")
     whole = path.resolve()
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(whole) and module.__name__ != "__main__":
             return module
-    name = f"{whole.stem}_{hashlib.sha256(str(whole).encode()).hexdigest()[:8]}"
-    spec = spec_from_file_location(name, whole)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their own module up
+    own = f"{whole.stem}_{hashlib.sha256(str(whole).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(own, whole)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} cannot be imported; give a file of Python.")
+    module = importlib.util.module_from_spec(spec)
+    _importable(whole.parent)
+    sys.modules[own] = module  # before it runs: dataclasses look their own module up
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    except BaseException as error:
+        del sys.modules[own]
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
+        raise _broken(name, error) from error
     return module
+
+
+def _broken(what: str, error: Exception) -> UserError:
+    """A sentence about code of the user's that raised: what, and on which line."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    where = f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+    if line is not None:
+        where = f"{error.filename}, line {line}"  # type: ignore[attr-defined]
+    first = next(iter(str(error).splitlines()), "")
+    return UserError(f"{what} raised {type(error).__name__} ({first!r:.120}){f' at {where}' if where else ''}.")

@@ -2,121 +2,90 @@
 
 from __future__ import annotations
 
-import shlex
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedslice import recipes, tasks
-from fedslice.core.errors import UserError, unknown
+from fedslice import address, recipes, tasks
+from fedslice.core.component import Component, defaults
+from fedslice.core.errors import UserError, shown, unknown
 from fedslice.core.part import Part
+from fedslice.core.slice import Values
 from fedslice.disk import read_bytes, reason
+from fedslice.measure.instruments import run_columns
+from fedslice.metrics import called
 from fedslice.recipe import PARTS, Recipe, setting_names
+from fedslice.runs import identity, stopping, warm
+from fedslice.runs.settings import RunSettings
+from fedslice.runs.stopping import Stop
 from fedslice.select.base import USUAL_COHORT
-from fedslice.settings import TASK, assigned, first_problem, flat, owners, pairs, written
+from fedslice.settings import TASK, assigned, flat, owners, pairs
 from fedslice.task import Task
-from fedslice.tasks.entry import Options, Seed
+from fedslice.tasks.entry import Entry, Options
 from fedslice.training.devices import Devices, devices
 from fedslice.training.engines.choose import ENGINES
 from fedslice.training.experiment import Experiment, device_by_name
-
-Whole = Annotated[int, Field(ge=1, le=10**9)]
-
-
-class Request(BaseModel):
-    """One run as asked for; what is not said comes from the task's own settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    task: str
-    recipe: str = "fedavg"
-    rounds: Whole | None = None
-    cohort: Whole | None = None
-    seed: Seed = 0
-    data: str | None = None
-    out: str | None = None
-    eval_every: Whole | None = None
-    engine: str = "auto"
-    chunk: Whole | None = None
-    device: str = "cpu"
-    measure: list[str] = Field(default_factory=list)
-    devices: str | None = None
-    wire: bool = False
-    set: dict[str, Any] = Field(default_factory=dict)
-
-    def command(self, verb: str = "run") -> str:
-        """What to type for this."""
-        options = self.model_dump(exclude={"task", "set"}, exclude_unset=True, exclude_none=True)
-        words = ["fedslice", verb, self.task]
-        for name, value in options.items():
-            option = f"--{name.replace('_', '-')}"
-            if isinstance(value, bool):
-                words += [option] * value
-                continue
-            for one in value if isinstance(value, list) else [value]:
-                words += [option, str(one)]
-        settings = [f"{key}={written(value)}" for key, value in self.set.items()]
-        return shlex.join([*words, *(["--set", *settings] if settings else [])])
+from fedslice.training.settings import checked
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run with everything decided: what it is made of, and ``config``, which determines its result.
+    """A run with everything decided.
 
-    ``notes`` are sentences about what was decided otherwise than a user may expect.
+    Args:
+        asked: The settings as they were given.
+        settings: The same with the rounds and evaluations decided.
+        task: The task.
+        recipe: The recipe.
+        recipe_name: What it is called.
+        devices: Simulated devices.
+        stop: When the run ends early: the first of these conditions that holds.
+        warm_start: Values of the trained parameters to start from.
+        config: What determines the result.
+        notes: Sentences about what was decided otherwise than a user may expect.
     """
 
+    asked: RunSettings
+    settings: RunSettings
     task: Task
     recipe: Recipe
     recipe_name: str
-    rounds: int
-    seed: int
-    eval_every: int
-    engine: str
-    chunk: int | None
-    device: str
-    measure: list[str]
     devices: Devices | None
-    wire: bool
+    stop: tuple[Stop, ...]
+    warm_start: Values | None
     config: dict[str, Any]
-    command: str
     notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Recipe and seed."""
+        return f"{self.recipe_name} seed {self.settings.seed}"
 
     def experiment(self, scratch: Path | None = None) -> Experiment:
         """The experiment, at its first round, with a folder for what is too large for a checkpoint."""
         return Experiment(
             self.task,
             self.recipe,
-            rounds=self.rounds,
-            seed=self.seed,
-            eval_every=self.eval_every,
-            engine=self.engine,
-            chunk=self.chunk,
-            device=self.device,
-            measure=self.measure,
             devices=self.devices,
-            wire=self.wire,
+            warm_start=self.warm_start,
             scratch=scratch,
+            **self.settings.experiment(),
         )
 
 
-def request(given: Mapping[str, Any]) -> Request:
-    """Check the fields of a request."""
+def request(given: Mapping[str, Any]) -> RunSettings:
+    """Return the settings of a run, checked one by one."""
     for name in given:
-        if name not in Request.model_fields:
-            raise unknown("key", name, Request.model_fields)
+        if name not in RunSettings.model_fields:
+            raise unknown("key", name, RunSettings.model_fields)
     if "task" not in given:
         raise UserError(f"no task is named; add for example task = {next(iter(tasks.TASKS))!r}.")
-    try:
-        return Request(**given)
-    except ValidationError as error:
-        raise UserError(f"{first_problem(error)}.") from None
+    return checked(RunSettings, given)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -139,74 +108,69 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
     return pairs(words, "--set")
 
 
-def resolve(asked: Request) -> Plan:
+def resolve(asked: RunSettings) -> Plan:
     """Decide everything; every mistake a user can make in a request shows here, before anything is written."""
     if asked.engine not in ("auto", *ENGINES):
         raise unknown("engine", asked.engine, ("auto", *ENGINES))
     device_by_name(asked.device)
-    entry, settled = tasks.get(asked.task), settle(asked)
-    task = _build(asked.task, settled.options, asked.data, torch.get_default_dtype())
+    settled = settle(asked)
+    task = _task(asked, settled)
     recipe, notes = _with_a_cohort(settled, task)
-    hardware = None if asked.devices is None else devices(asked.devices, len(task.federation), asked.seed)
-    rounds, eval_every = asked.rounds or entry.rounds, asked.eval_every or entry.eval_every
-    config = {
-        "task": {**settled.options.model_dump(), "name": asked.task, "source": task.source},
-        "recipe": {"name": asked.recipe, **recipe.settings()},
-        "rounds": rounds,
-        "seed": asked.seed,
-        "eval_every": eval_every,
-        "engine": asked.engine,
-        "chunk": asked.chunk,
-        "device": asked.device,
-        "measure": asked.measure,
-        **({} if hardware is None else {"devices": hardware.digest}),
-        **({"wire": True} if asked.wire else {}),
-    }
-    return Plan(
-        task,
-        recipe,
-        asked.recipe,
-        rounds,
-        asked.seed,
-        eval_every,
-        asked.engine,
-        asked.chunk,
-        asked.device,
-        asked.measure,
-        hardware,
-        asked.wire,
-        config,
-        asked.command(),
-        notes,
+    hardware = asked.devices if isinstance(asked.devices, Devices | None) else _devices(asked, len(task.federation))
+    stops = [stopping.parse(one, run_columns(task, asked.measure)) for one in asked.stop]
+    start = warm.read(asked.warm_start, task) if asked.warm_start is not None else None
+    given = asked.model_fields_set
+    decided = asked.model_copy(
+        update={name: getattr(settled.entry, name) for name in ("rounds", "eval_every") if name not in given}
     )
+    name = settled.recipe_name
+    config = {
+        "task": {**settled.options.model_dump(), "name": settled.entry.name, "source": task.source}
+        | _identity(asked, settled, task),
+        "recipe": {"name": name, **recipe.settings()},
+        **{key: value for key, value in decided.experiment().items() if key != "wire" or value},
+        **({} if hardware is None else {"devices": hardware.digest}),
+        **({"stop": [str(one) for one in stops]} if stops else {}),
+        **({} if start is None else {"warm_start": identity.tensors(start)}),
+    }
+    return Plan(asked, decided, task, recipe, name, hardware, tuple(stops), start, config, notes)
 
 
-def build_task(asked: Request) -> Task:
+def build_task(asked: RunSettings) -> Task:
     """The task with its options; the runs of a comparison share it."""
-    return _build(asked.task, settle(asked).options, asked.data, torch.get_default_dtype())
+    return _task(asked, settle(asked))
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What the settings of a request come to; ``cohort_given`` tells an own cohort from a usual one."""
+    """What the settings of a request come to.
 
+    ``cohort_given`` tells an own cohort from a usual one, and ``own`` an own task from one in the table.
+    """
+
+    entry: Entry
     options: Options
     recipe: Recipe
+    recipe_name: str
     cohort_given: bool
+    own: Task | None
 
 
-def settle(asked: Request) -> Settled:
+def settle(asked: RunSettings) -> Settled:
     """Give each setting of a request to its owner, over the usual settings of the task."""
-    entry, base = tasks.get(asked.task), recipes.get(asked.recipe)
-    parts, said = _parts(asked)
-    names = known_settings(asked)
+    (entry, own_task), (base, recipe_name) = _entry(asked.task), named_recipe(asked.recipe)
+    parts, said = _parts(asked, entry, base)
+    names: dict[str, Collection[str]] = {**setting_names(parts), TASK: entry.options.model_fields}
     if asked.cohort is not None:
         if "cohort" not in names["select"]:
-            raise UserError(f"cohort={asked.cohort} but recipe {asked.recipe!r} takes no cohort; leave it out.")
+            raise UserError(f"cohort={asked.cohort} but recipe {recipe_name!r} takes no cohort; leave it out.")
         spelling = "cohort" if "select.cohort" in said else "select.cohort"  # beside another one it is refused
         said[spelling] = asked.cohort
-    own = assigned(said, names, f" for recipe {asked.recipe!r}")
+    own = assigned(said, names, f" for recipe {recipe_name!r}")
     usual = assigned({key: value for key, value in entry.settings.items() if owners(key, names)}, names)
+    if not _is_named(asked.recipe):
+        components = {owner: one for place, part in parts.items() for owner, one in part.tree(place)}
+        usual = {key: _unset(components[key], own) if key in components else own for key, own in usual.items()}
     for given, other in (("iterations", "epochs"), ("epochs", "iterations")):
         if own["local.sampler"].get(given) is not None:
             usual["local.sampler"].pop(other, None)
@@ -214,18 +178,75 @@ def settle(asked: Request) -> Settled:
         usual["local.optimizer"].pop("lr", None)  # one optimizer's learning rate is not another's
     options = entry.check(own[TASK])
     recipe = base.rebuilt(parts, {owner: usual[owner] | own[owner] for owner in names if owner != TASK})
-    return Settled(options, recipe, own["select"].get("cohort") is not None)
+    cohort_given = own["select"].get("cohort") is not None
+    return Settled(entry, options, recipe, recipe_name, cohort_given, own_task)
 
 
-def known_settings(asked: Request) -> dict[str, Collection[str]]:
+def _entry(name: Any) -> tuple[Entry, Task | None]:
+    """A task's entry, and the task itself if it is the user's own."""
+    if not isinstance(name, Task) and not address.is_address(name):
+        if not isinstance(name, str):
+            raise UserError(f"task={shown(name)}: expected a task's name or a fedslice.Task.")
+        return tasks.get(name), None
+    task: Task = address.make(name, Task) if isinstance(name, str) else name
+    return Entry(task.name, "", "", Options, lambda *_: task), task
+
+
+class Named(NamedTuple):
+    """A recipe with a name of one's own."""
+
+    name: str
+    recipe: Any
+
+
+def named_recipe(given: Any) -> tuple[Recipe, str]:
+    """Return a recipe and what it is called: its name, the last word of a reference, or its parts."""
+    if isinstance(given, Named):
+        return named_recipe(given.recipe)[0], given.name
+    if isinstance(given, Recipe):
+        return given, _by_parts(given)
+    if address.is_address(given):
+        return address.make(given, Recipe), given.rpartition(":")[2].rpartition(".")[2]
+    if not isinstance(given, str):
+        raise UserError(f"recipe={shown(given)}: expected a recipe's name or a fedslice.Recipe.")
+    return recipes.get(given), given
+
+
+def _is_named(given: Any) -> bool:
+    """Whether a recipe is one of the table, and not the user's own."""
+    return (
+        _is_named(given.recipe)
+        if isinstance(given, Named)
+        else isinstance(given, str) and not address.is_address(given)
+    )
+
+
+def _unset(part: Component, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The task's usual settings, where a user's own part has its default: what it sets itself stays."""
+    own, default = part.values(), defaults(type(part))
+    return {name: value for name, value in usual.items() if own[name] == default.get(name)}
+
+
+def _by_parts(recipe: Recipe) -> str:
+    """The named recipe that equals it, or else the parts in which it differs from FedAvg."""
+    for name, known in recipes.RECIPES.items():
+        if known == recipe:
+            return name
+    usual = Recipe().parts()
+    own = [part.label for place, part in recipe.parts().items() if part.label != usual[place].label]
+    return "+".join(own) or "own"
+
+
+def known_settings(asked: RunSettings) -> dict[str, Collection[str]]:
     """The names that ``set`` may hold for this task and this recipe with its replaced parts, by owner."""
-    return {**setting_names(_parts(asked)[0]), TASK: tasks.get(asked.task).options.model_fields}
+    entry, _ = _entry(asked.task)
+    return {**setting_names(_parts(asked, entry, named_recipe(asked.recipe)[0])[0]), TASK: entry.options.model_fields}
 
 
-def _parts(asked: Request) -> tuple[dict[str, Part], dict[str, Any]]:
+def _parts(asked: RunSettings, entry: Entry, base: Recipe) -> tuple[dict[str, Part], dict[str, Any]]:
     """The parts of the recipe, with those that the task or the request replaces, and the settings that are left."""
-    usual = {key: value for key, value in tasks.get(asked.task).settings.items() if key in PARTS}
-    return recipes.get(asked.recipe).replaced(usual | asked.set)
+    usual = {key: value for key, value in entry.settings.items() if key in PARTS}
+    return base.replaced(usual | asked.set)
 
 
 def _with_a_cohort(settled: Settled, task: Task) -> tuple[Recipe, tuple[str, ...]]:
@@ -245,6 +266,62 @@ def _with_a_cohort(settled: Settled, task: Task) -> tuple[Recipe, tuple[str, ...
         elif "pools" not in recipe.select.provides:
             raise UserError(f"cohort={size} but the task has {having}; give {clients} or fewer.", {"cohort"})
     return recipe.with_options({"select.cohort": size}), notes
+
+
+def _task(asked: RunSettings, settled: Settled) -> Task:
+    """The task, with a model and metrics of the user's own if there are any."""
+    if settled.own is not None:
+        if asked.data is not None:
+            raise UserError(f"data={asked.data!r}: task {settled.entry.name!r} is your own and reads its data itself.")
+        task = settled.own
+    else:
+        task = _build(asked.task, settled.options, asked.data, torch.get_default_dtype())
+    if asked.model is None and not asked.metrics:
+        return task
+    return _changed(_Same(task), asked.model, tuple(asked.metrics))
+
+
+@dataclass(frozen=True)
+class _Same:
+    """A task as a key: equal to itself alone."""
+
+    task: Task
+
+    def __hash__(self) -> int:
+        return id(self.task)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.task is self.task
+
+
+@lru_cache(maxsize=4)
+def _changed(same: _Same, model: Any, metrics: tuple[Any, ...]) -> Task:
+    task = same.task
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["model"] = address.load(model) if isinstance(model, str) else model
+        if not callable(changes["model"]):
+            raise UserError(f"model={shown(model)}: expected an nn.Module, or a class or function that makes one.")
+    for given in metrics:
+        function = address.load(given) if isinstance(given, str) else given
+        if not callable(function):
+            raise UserError(f"metrics: {shown(given)} is {shown(function)}, expected a function of outputs and labels.")
+        changes.setdefault("metrics", dict(task.metrics))[called(function)] = function
+    return replace(task, **{"model": task.model} | changes)
+
+
+def _identity(asked: RunSettings, settled: Settled, task: Task) -> dict[str, str]:
+    """What of a task is the user's own: fingerprints, which a resumed run must have again."""
+    if settled.own is not None:
+        return identity.describe(task)
+    own = {"parameters": identity.parameters(task)} if asked.model is not None else {}
+    return own | ({"metrics": ", ".join(task.metrics)} if asked.metrics else {})
+
+
+def _devices(asked: RunSettings, clients: int) -> Devices:
+    if not isinstance(asked.devices, str):
+        raise UserError(f"devices={shown(asked.devices)}: expected a name, a CSV file or fedslice Devices.")
+    return devices(asked.devices, clients, asked.seed)
 
 
 @lru_cache(maxsize=4)

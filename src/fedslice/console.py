@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -13,7 +12,6 @@ from itertools import combinations, product
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
@@ -22,33 +20,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedslice.runs.callbacks import Callback, RunState
+from fedslice.schema import find, value
+from fedslice.sheets import plain_table, terminal
 from fedslice.training.divergence import Divergence
 
 if TYPE_CHECKING:
-    from fedslice.training.engines.choose import Choice
+    from fedslice.runs.comparison import Comparison
+    from fedslice.runs.run import Run
 
 Document = dict[str, Any]
 Shown = list["Text | Table | Entries"]
 
 _BAR = 40  # characters of a histogram's longest bar
 _WORDS = 50  # columns that words need beside a name
-_RUN_ROWS = 20  # lines of a run's table: a screenful
-_NAMES = {
-    "up_bytes": "up",
-    "down_bytes": "down",
-    "enrol_bytes": "enrol",
-    "framing_bytes": "framing",
-    "seconds": "time",
-    "clock": "simulated",
-    "t2a": "T2A",
-}  # whose unit stands in the cell
-
-
-def _is_measured(column: str) -> bool:
-    """Does this column of a log tell something about the model, and not about the run?"""
-    from fedslice.measure.instruments import is_measured  # it loads torch, which listings and help do without
-
-    return is_measured(column)
 
 
 class Entries:
@@ -120,12 +105,13 @@ class Display:
         self._live.stop()
 
 
-class Follow(Display):
+class Follow(Callback):
     """Progress of one run: a bar with the time left and the newest metrics on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console, title: str, rounds: int):
+    def __init__(self, console: Console, title: str):
+        self._console = console
         self._title = title
-        self._rounds = rounds
+        self._rounds = 0
         self._began = 0.0
         self._first: int | None = None
         self._bar = Progress(
@@ -136,24 +122,32 @@ class Follow(Display):
             TimeRemainingColumn(),
             TextColumn("left"),
         )
-        self._task = self._bar.add_task(title, total=rounds)
+        self._task = self._bar.add_task(title, total=None)
         self._metrics = Text(no_wrap=True, overflow="ellipsis")
-        super().__init__(console, Live(Group(self._bar, self._metrics), console=console, transient=True))
+        self._live = Live(Group(self._bar, self._metrics), console=console, transient=True)
 
-    def engine(self, choice: Choice) -> None:
-        """Say so if the model forced an engine on the run."""
-        if choice.forced:
+    def on_start(self, run: RunState) -> None:
+        """Begin to show a run; say so if the model forced an engine on it."""
+        choice = run.engine
+        if choice is not None and choice.forced:
             self._console.print(f"{self._title}: {choice.engine.label} engine, for {choice.reason}", soft_wrap=True)
+        self._rounds, self._first, self._began = run.rounds, run.round, time.monotonic()
+        self._bar.update(self._task, completed=run.round, total=run.rounds)
+        if self._console.is_interactive and not run.finished:
+            self._live.start()
 
-    def round(self, done: int) -> None:
-        """So many rounds are over; the first number is where the run begins or goes on."""
-        if self._first is None:
-            self._began, self._first = time.monotonic(), done
-        self._bar.update(self._task, completed=done)
+    def on_end(self, run: RunState, error: BaseException | None) -> None:  # noqa: ARG002
+        """Leave the terminal to others."""
+        self._live.stop()
 
-    def row(self, row: Document) -> None:
-        """An evaluation is there."""
-        words = "  ".join(f"{_heading(name)} {value(name, row[name])}" for name in row if _is_measured(name))
+    def on_round(self, run: RunState) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=run.round)
+
+    def on_evaluation(self, run: RunState, row: Mapping[str, Any]) -> None:
+        """Show the newest scores."""
+        shown = [column for column in (find(name, run.columns) for name in row) if column.measured]
+        words = "  ".join(f"{column.words} {column.text(row[column.name])}" for column in shown)
         self._metrics.plain = words
         if not self._console.is_interactive:
             line = f"{self._title}  round {row['round']}/{self._rounds}  {words}{self._left(row['round'])}"
@@ -215,109 +209,34 @@ def _of(table: Table, columns: Sequence[Column]) -> Table:
     return out
 
 
-def value(name: str, number: Any) -> str:
-    """A number as a person reads it; a dash where there is none, or none that could be told.
-
-    >>> value("test_auc", 0.61234), value("up_bytes", 45_720_000), value("round", 13.5), value("test_auc", math.nan)
-    ('0.6123', '45.7 MB', '13.5', '-')
-    """
-    if number is None or math.isnan(number):
-        return "-"
-    if "bytes" in name:
-        return size(number)
-    if name == "seconds":
-        return f"{number:,.1f} s"
-    if name == "clock":
-        return f"{number / 3600:,.2f} h" if number >= 3600 else f"{number:,.1f} s"
-    if name == "t2a":
-        return f"{number:.1%}"
-    if isinstance(number, float) and _is_measured(name):
-        if name.endswith("norm2"):
-            return f"{number:.3e}"
-        return f"{number:.4f}" if abs(number) < 100 else f"{number:.4g}"
-    return f"{number:,.1f}".removesuffix(".0")
-
-
-def size(count: float) -> str:
-    """Bytes in a readable unit, three digits.
-
-    >>> size(999), size(1_500_000), size(45_720_000), size(999_999)
-    ('999 B', '1.50 MB', '45.7 MB', '1.00 MB')
-    """
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 999.5 and len(units) > 1:
-        count /= 1000
-        units.pop(0)
-    digits = 0 if units[0] == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
-    return f"{count:,.{digits}f} {units[0]}"
-
-
-def run_tables(document: Document) -> Shown:
+def run_tables(run: Run) -> Shown:
     """The metrics of one run, at most a screenful of rows."""
-    rows = document["metrics"]
-    step = max(1, -(-len(rows) // _RUN_ROWS))
-    shown = rows[:-1:step] + rows[-1:]
-    columns = [name for name in rows[-1] if name != "rejected" or rows[-1][name]]
-    table = _table(columns)
-    for row in shown:
-        table.add_row(*(value(name, row.get(name)) for name in columns))
-    title = Text(f"{document['recipe']} on {document['task']}, seed {document['seed']}: {document['source']}")
-    diverged = (
-        [] if document["diverged"] is None else [Text(f"{Divergence(**document['diverged'])}; this is no result")]
-    )
-    return [title, *diverged, table]
+    from fedslice.runs.results import run_sheet
+
+    title = f"{run.recipe} on {run.task}, seed {run.seed}: {run.config['task'].get('source', '')}"
+    remarks = [] if run.diverged is None else [Text(f"{Divergence(**run.diverged)}; this is no result")]
+    if run.stopped is not None:
+        remarks.append(Text(f"stopped after round {run.stopped['round']:,} of {run.rounds:,}: {run.stopped['reason']}"))
+    return [Text(title), *remarks, terminal(run_sheet("", run.rows, run.columns), tall=True)]
 
 
-def compare_tables(document: Document) -> Shown:
+def compare_tables(found: Comparison) -> Shown:
     """When each recipe reached the target, and what it has at the end."""
-    rows = document["table"]
-    seeds = rows[0]["seeds"]
-    words = f"mean of seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    parts: Shown = [Text(f"{document['task']}, {words}: {document['runs'][0]['source']}")]
-    if rows[0]["target"] is not None:
-        from fedslice.compare import cadence
+    from fedslice.runs.results import legend
 
-        every = cadence(document["runs"])
-        seen = f", seen at evaluations every {every:,} rounds" if every > 1 else ""
-        parts += [Text(f"until {rows[0]['target']}{seen}"), _target_table(rows)]
-    for run in document["runs"]:
-        if run["diverged"] is not None:
-            parts.append(Text(f"{run['recipe']} seed {run['seed']} {Divergence(**run['diverged'])}"))
-    parts += [Text(f"after {value('round', rows[0]['round'])} rounds"), _end_table(rows)]
-    if len(seeds) > 1:
-        parts.append(Text(f"±: standard deviation over the {len(seeds)} seeds"))
-    return parts
-
-
-def _target_table(rows: Sequence[Document]) -> Table:
-    names = [name for name in ("rounds", "up_bytes", "down_bytes", "clock") if f"{name}_to_target" in rows[0]]
-    relative = ["t2a"] if "t2a" in rows[0] else []
-    table = _table(["recipe", *names, *relative, "seeds that reached it"])
-    for row in rows:
-        costs = [_spread(name, row.get(f"{name}_to_target"), row.get(f"{name}_to_target_std")) for name in names]
-        costs += [value(name, row[name]) for name in relative]
-        table.add_row(row["recipe"], *costs, f"{row['reached']} of {len(row['seeds'])}")
-    return table
-
-
-def _end_table(rows: Sequence[Document]) -> Table:
-    scores = [name for name in rows[0] if _is_measured(name) and not name.endswith("_std")]
-    costs = [
-        name
-        for name in ("up_bytes", "down_bytes", "rejected", "clock", "seconds")
-        if any(row.get(name) for row in rows)
-    ]
-    table = _table(["recipe", *scores, *costs])
-    for row in rows:
-        none = "diverged" if row["diverged"] else "-"
-        cells = [none if row[name] is None else _spread(name, row[name], row.get(f"{name}_std")) for name in scores]
-        table.add_row(row["recipe"], *cells, *(value(name, row.get(name)) for name in costs))
-    return table
-
-
-def _spread(name: str, found: float | None, deviation: float | None) -> str:
-    """A mean, and below it the standard deviation over seeds if there is one."""
-    return value(name, found) if deviation is None else f"{value(name, found)}\n±{value(name, deviation)}"
+    seeds = list(dict.fromkeys(run.seed for run in found.runs))
+    words = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    parts: Shown = [Text(f"{found.task}, {words}: {found.runs[0].config['task'].get('source', '')}")]
+    for run in found.runs:
+        if run.diverged is not None:
+            parts.append(Text(f"{run.recipe} seed {run.seed} {Divergence(**run.diverged)}"))
+        if run.stopped is not None:
+            at = f"stopped after round {run.stopped['round']:,}: {run.stopped['reason']}"
+            parts.append(Text(f"{run.recipe} seed {run.seed} {at}"))
+    for sheet in found.sheets():
+        parts += [Text(sheet.caption), terminal(sheet, tall=True)]
+    note = legend(found.sheets(), marks=False)
+    return [*parts, Text(note)] if note else parts
 
 
 def inspect_tables(found: Document) -> Shown:
@@ -501,18 +420,9 @@ def _words(settings: Mapping[str, Any]) -> str:
     )
 
 
-def _heading(name: str) -> str:
-    return _NAMES.get(name, name.replace("_", " "))
-
-
 def _table(columns: Sequence[str]) -> Table:
     """A table of numbers after a first column of names."""
-    out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    out = plain_table()
     for position, column in enumerate(columns):
-        heading = _heading(column)
-        if position == 0:
-            out.add_column(heading, no_wrap=True)
-        else:
-            part, _, rest = heading.partition(" ")
-            out.add_column(f"{part}\n{rest}" if _is_measured(column) else heading, justify="right", no_wrap=True)
+        out.add_column(column.replace("_", " "), justify="right" if position else "left", no_wrap=True)
     return out

@@ -46,7 +46,7 @@ class Task:
     model: nn.Module | Callable[[], nn.Module]
     loss: Loss
     tables: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    metrics: Mapping[str, Score] = field(default_factory=dict)
+    metrics: Mapping[str, Score] = field(default_factory=dict)  # or a list of functions, which have names
     name: str = "task"
     source: str = "own arrays"
     train_sample: int = 10_000  # training samples on which train_loss is measured
@@ -55,6 +55,8 @@ class Task:
     module: nn.Module = field(init=False, repr=False)  # the structure; its own parameter values are never used
 
     def __post_init__(self) -> None:
+        if isinstance(self.metrics, list | tuple):
+            object.__setattr__(self, "metrics", {called(one): one for one in self.metrics})
         object.__setattr__(self, "module", self.build(0))
         self._check_module()
         self._check_tables()

@@ -17,10 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedslice import plot
-from fedslice.console import value
 from fedslice.core.errors import unknown
-from fedslice.measure.instruments import is_measured
 from fedslice.runs.sight import FINISHED, RUNNING, STOPPED, Sight, Watcher
+from fedslice.schema import Column, find
 
 _STYLES = {RUNNING: "bold green", STOPPED: "bold red", FINISHED: "dim"}
 _FIRST = ("test_auc", "test_accuracy")  # the metric to show, if a run has it
@@ -53,7 +52,7 @@ def watch(places: Sequence[Path], console: Console, *, metric: str | None = None
             live.update(last, refresh=True)
             running = any(sight.state == RUNNING for sight in sights)
             quiet = 0 if running else quiet + 1
-            if running and any(sight.run.path not in places for sight in sights):
+            if running and any(sight.run.directory not in places for sight in sights):
                 patience = _PATIENCE
     console.print(last)
 
@@ -108,8 +107,8 @@ def _chart(sights: Sequence[Sight], metric: str, width: int, height: int) -> Ren
     frame = plot.Frame.around(curves, max(1, *(max(sight.run.rounds, sight.now["round"]) for sight in sights)))
     if frame is None:
         return None
-    label: Callable[[Decimal], str] = plot.plain if is_measured(metric) else partial(value, metric)
-    draw = partial(plot.chart, curves, frame, f"{metric.replace('_', ' ')} by round", height=height, label=label)
+    label: Callable[[Decimal], str] = plot.plain if _column(metric, sights).measured else _column(metric, sights).text
+    draw = partial(plot.chart, curves, frame, f"{_column(metric, sights).words} by round", height=height, label=label)
     if width < _WIDE:
         return draw(width=width)
     legend = Text("\n").join(_legend(sights, metric, height - plot.AROUND))
@@ -122,7 +121,7 @@ def _chart(sights: Sequence[Sight], metric: str, width: int, height: int) -> Ren
 def _legend(sights: Sequence[Sight], metric: str, lines: int) -> list[Text]:
     shown = sights if len(sights) <= lines else sights[: lines - 1]
     names = [_short(sight.name, _NAME) for sight in shown]
-    now = [value(metric, sight.now.get(metric)) for sight in shown]
+    now = [_column(metric, sights).text(sight.now.get(metric)) for sight in shown]
     wide, long = max(map(len, names)), max(map(len, now))
     out = [
         Text.assemble((f"● {name:{wide}}", sight.colour), f"  {number:>{long}}")
@@ -153,7 +152,7 @@ class _Column:
 def _table(sights: Sequence[Sight], metric: str | None, names: Sequence[str], width: int) -> Table:
     """As many columns as there is room for: scores beside the chosen one go first, then costs; the name is cut last."""
     drawn = [_numbers(metric, sights)] if metric is not None else []
-    others = [_numbers(name, sights) for name in names if is_measured(name) and name != metric]
+    others = [_numbers(name, sights) for name in names if _column(name, sights).measured and name != metric]
     sent = [_Column("up", _numbers("up_bytes", sights).cells)] if metric != "up_bytes" else []
     took = [_Column("time", [_span(sight.now.get("seconds")) for sight in sights])] if metric != "seconds" else []
     left = _Column("left", [_span(sight.left) for sight in sights])
@@ -179,7 +178,13 @@ def _width(columns: Sequence[_Column]) -> int:
 
 
 def _numbers(name: str, sights: Sequence[Sight]) -> _Column:
-    return _Column(name.replace("_", "\n", 1), [value(name, sight.now.get(name)) for sight in sights])
+    column = _column(name, sights)
+    return _Column(column.words.replace(" ", "\n", 1), [column.text(sight.now.get(name)) for sight in sights])
+
+
+def _column(name: str, sights: Sequence[Sight]) -> Column:
+    """A column of the runs' logs, as the first that declares it does."""
+    return find(name, {one: column for sight in reversed(sights) for one, column in sight.run.columns.items()})
 
 
 def _span(seconds: float | None) -> str:

@@ -15,6 +15,7 @@ from fedslice.panel import Panel
 from fedslice.report import write
 from fedslice.report.page import picture
 from fedslice.runs.reading import find, read
+from fedslice.runs.stopping import Target
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
@@ -58,7 +59,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         store(place, recipe, seed, rows)
     out = place / "report.html"
-    write([read(path) for path in find([place])], out, target=("test_auc", 0.65))
+    write([read(path) for path in find([place])], out, target=Target("test_auc", 0.65))
     return out
 
 

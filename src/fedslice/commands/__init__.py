@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fedslice.commands import clients, exhibit, explain, features, look, train
+from fedslice.commands import clients, exhibit, explain, export, features, look, train
 from fedslice.commands.app import Command, app
 
 # In the order in which help lists them.
@@ -17,6 +17,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "report": look.report,
     "clients": clients.clients,
     "features": features.features,
+    "export": export.export,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name, cls=Command)(_function)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,7 +81,7 @@ TaskName = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help="A task's name (see fedslice list), or a TOML experiment file.",
+        help="A task's name (see fedslice list), your own as MODULE:NAME or FILE.py:NAME, or a TOML experiment file.",
         autocompletion=_choices("tasks", "about"),
     ),
 ]
@@ -92,7 +92,8 @@ Settings = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 TargetText = Annotated[
-    str | None, typer.Option(metavar="METRIC=VALUE", help="Value to reach, for example test_auc=0.6.")
+    str | None,
+    typer.Option(metavar="METRIC=VALUE", help="Value to reach, for example test_auc=0.6 or 'test_auc >= 0.6'."),
 ]
 Report = Annotated[
     str | None, typer.Option("--report", metavar="FILE", help="Write the runs' report to this HTML file.")
@@ -107,12 +108,17 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def said(task: str, settings: list[str] | None, **options: Any) -> dict[str, Any]:
-    """The fields of a request: an experiment file's, overlaid by the options."""
+    """The settings of a run that options and an experiment file give."""
+    return said_settings(task, settings, given(**options))
+
+
+def said_settings(task: str, settings: list[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run: an experiment file's, overlaid by the options."""
     from fedslice.config import assignments, read_file
 
     base: dict[str, Any] = read_file(Path(task)) if task.endswith(".toml") else {"task": task}
     own = assignments(settings or [])
-    return base | given(**options) | {"set": base.get("set", {}) | own}
+    return base | dict(options) | {"set": base.get("set", {}) | own}
 
 
 @contextmanager
@@ -159,12 +165,12 @@ def writable(option: str, name: str | None, *, folder: bool = False, made: Itera
         raise UserError(f"{option} {name}: the folder {place.parent} does not exist; make it first, or name another.")
 
 
-def show(document: dict[str, Any], as_json: bool, tables: Callable[[dict[str, Any]], console.Shown]) -> None:
+def show(document: Callable[[], dict[str, Any]], as_json: bool, tables: Callable[[], console.Shown]) -> None:
     """The answer: for a program, or for a person."""
     if as_json:
-        write(json.dumps(document, allow_nan=False) + "\n")
+        write(json.dumps(document(), allow_nan=False) + "\n")
     else:
-        console.show(tables(document))
+        console.show(tables())
 
 
 def write(text: str) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from fedslice.commands.app import Json, show
-from fedslice.console import Document, Shown, value
+from fedslice.console import Shown
 from fedslice.loading import loading
-
-if TYPE_CHECKING:
-    from fedslice.metrics import Directions
+from fedslice.schema import Columns, find, value
+from fedslice.sheets import Cell, Sheet, terminal
 
 _SHOWN = 40  # lines of the table; a program is told all
 
@@ -30,30 +28,30 @@ def clients(
     """
     with loading():
         from fedslice.runs.clients import read_clients
-        from fedslice.runs.reading import directions
+        from fedslice.runs.reading import declared
 
     rows = read_clients(Path(run_dir))
-    declared = directions(Path(run_dir))
-    ranked = sorted(rows, key=lambda row: _goodness(row, declared))
-    show({"run": run_dir, "clients": ranked}, as_json, _tables)
+    columns = declared(Path(run_dir))
+    ranked = sorted(rows, key=lambda row: _goodness(row, columns))
+    show(lambda: {"run": run_dir, "clients": ranked}, as_json, lambda: _tables(run_dir, ranked, columns))
 
 
-def _goodness(row: dict[str, Any], declared: Directions) -> tuple[bool, float]:
-    """By the first score, which is the first instrument's; who has none comes last."""
-    from fedslice.metrics import lower_is_better
-
+def _goodness(row: dict[str, Any], columns: Columns) -> tuple[bool, float]:
+    """By the first score, which is the first instrument's; a client without one comes last."""
     name, score = list(row.items())[3]
     if score is None:
         return True, 0.0
-    return False, -score if lower_is_better(name, declared) else score
+    return False, -score if find(name, columns).lower_is_better else score
 
 
-def _tables(document: Document) -> Shown:
-    rows = document["clients"]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for place, name in enumerate(rows[0]):
-        table.add_column(name.replace("_", "\n", 1), justify="right" if place else "left", no_wrap=True)
-    for row in rows[:_SHOWN]:
-        table.add_row(*(str(cell) if name == "client" else value(name, cell) for name, cell in row.items()))
+def _tables(run_dir: str, rows: Sequence[dict[str, Any]], columns: Columns) -> Shown:
+    names = list(rows[0])
+    cells = [
+        [Cell(str(row[name]) if name == "client" else value(name, row[name], columns)) for name in names]
+        for row in rows[:_SHOWN]
+    ]
     rest = f", the first {_SHOWN} of them (all with --json)" if len(rows) > _SHOWN else ""
-    return [Text(f"{document['run']}: {len(rows):,} clients, the worst first{rest}"), table]
+    sheet = Sheet(
+        f"{run_dir}: {len(rows):,} clients, the worst first{rest}", [find(n, columns).words for n in names], cells
+    )
+    return [Text(sheet.caption), terminal(sheet, tall=True)]

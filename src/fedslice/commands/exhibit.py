@@ -80,7 +80,7 @@ def reproduce(
     if as_markdown and not as_json:
         write(exhibits.markdown(document))
     else:
-        show(document, as_json, exhibits.tables)
+        show(lambda: document, as_json, lambda: exhibits.tables(document))
     if report is not None:
         _report(document, report)
     if (problem := exhibits.failures(document)) is not None:

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from fedslice import console
 from fedslice.commands.app import Json, complete_recipe, show
-from fedslice.core.errors import UserError
 from fedslice.loading import loading
 from fedslice.settings import pairs, written
 
@@ -38,13 +37,9 @@ def explain(
         from fedslice.explain import explain as explained
         from fedslice.recipe import Recipe
 
-    if address.is_address(recipe):
-        found = address.load(recipe)
-        if not isinstance(found, Recipe):
-            raise UserError(f"{recipe} is a {type(found).__name__}, expected a Recipe.")
-    else:
-        found = recipes.get(recipe)
-    show(explained(found.with_options(options), recipe), as_json, _tables)
+    found = address.make(recipe, Recipe) if address.is_address(recipe) else recipes.get(recipe)
+    document = explained(found.with_options(options), recipe)
+    show(lambda: document, as_json, lambda: _tables(document))
 
 
 def _tables(found: dict[str, Any]) -> console.Shown:

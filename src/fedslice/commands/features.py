@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedslice.core.slice import Values
     from fedslice.measure.features import Features
     from fedslice.panel import Panel
-    from fedslice.runs.reading import Run
+    from fedslice.runs.run import Run
     from fedslice.task import Task
 
 Kind = Literal["html", "svg", "png"]
@@ -32,6 +32,9 @@ def features(
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The CSV file to write.")] = "features.csv",
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Test samples, drawn by the run's seed.")] = 1000,
     data: Data = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The task, if it is your own: MODULE:NAME or FILE.py:NAME.")
+    ] = None,
     with_tsne: Annotated[bool, typer.Option("--tsne", help="Two columns more: places on a map, by t-SNE.")] = False,
     chart: Annotated[
         str | None, typer.Option(metavar="FILE", help="The map as a picture by class: a .html, .svg or .png file.")
@@ -58,8 +61,8 @@ def features(
     if with_tsne:
         load_tsne()
     run = read(_directory(Path(run_dir)))
-    task, model = _final(run, data)
-    found = find(task, model, samples, run.seed)
+    built, model = _final(run, task, data)
+    found = find(built, model, samples, run.seed)
     table = _table(found)
     if with_tsne:
         table = table.hstack(pl.from_numpy(tsne(found.values, run.seed), schema=["tsne_1", "tsne_2"]))
@@ -90,35 +93,24 @@ def _directory(place: Path) -> Path:
     return place
 
 
-def _final(run: Run, data: str | None) -> tuple[Task, Values]:
+def _final(run: Run, task: str | None, data: str | None) -> tuple[Task, Values]:
     """The task of a run, built anew, and the global model of its last checkpoint, which must fit it."""
-    from fedslice.config import build_task, request
     from fedslice.runs.directory import RunDirectory
-    from fedslice.runs.reading import option
+    from fedslice.runs.rebuild import rebuilt_task
 
-    saved = RunDirectory(run.path).resume() if run.finished else None
-    if saved is None:
+    if not run.finished or RunDirectory(run.directory).state() is None:
         what = "its checkpoint is gone" if run.finished else "it has not ended"
-        raise UserError(f"{run.path} has no final model ({what}); finish the run with --resume, or give another.")
-    settings = {key: value for key, value in run.config["task"].items() if key not in ("name", "source")}
-    place = data if data is not None else option(run.command, "--data")
-    task = build_task(request({"task": run.task, "set": settings} | ({} if place is None else {"data": place})))
-    if task.source != run.config["task"].get("source"):
-        raise UserError(
-            f"{run.path} was trained on {run.config['task'].get('source')!r}, found {task.source!r}; "
-            "say with --data where its data are."
-        )
-    _, tensors, _ = saved
-    saved_as = "server.model."
-    model = {key.removeprefix(saved_as): value for key, value in tensors.items() if key.startswith(saved_as)}
-    there, wanted = ({name: tuple(v.shape) for name, v in model.items()}, {n: tuple(s) for n, s in task.shapes.items()})
+        raise UserError(f"{run.directory} has no final model ({what}); finish the run with --resume, or give another.")
+    built, model = rebuilt_task(run, task, data=data), run.trained
+    there = {name: tuple(value.shape) for name, value in model.items()}
+    wanted = {name: tuple(shape) for name, shape in built.shapes.items()}
     if there != wanted:
         differing = sorted(name for name in {*there, *wanted} if there.get(name) != wanted.get(name))[0]
         raise UserError(
-            f"{run.path}: parameter {differing!r} has shape {there.get(differing)} in the checkpoint, expected "
+            f"{run.directory}: parameter {differing!r} has shape {there.get(differing)} in the checkpoint, expected "
             f"{wanted.get(differing)}; give a run of this version of its task."
         )
-    return task, model
+    return built, model
 
 
 def _table(found: Features) -> pl.DataFrame:

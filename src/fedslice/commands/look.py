@@ -24,10 +24,11 @@ from fedslice.commands.app import (
 )
 from fedslice.core.errors import UserError
 from fedslice.loading import loading
+from fedslice.schema import find as column_of
 
 if TYPE_CHECKING:
-    from fedslice.compare import Target
-    from fedslice.runs.reading import Run
+    from fedslice.runs.run import Run
+    from fedslice.runs.stopping import Target
 
 Places = Annotated[list[str], typer.Argument(metavar="RUN_DIR", help="Run directories, or directories that hold some.")]
 
@@ -83,7 +84,7 @@ def inspect(
         document["conditioning"] = conditioning(built, built.initial(asked.seed), ridge=ridge)
     elif ridge:
         raise UserError(f"--ridge {ridge} belongs to --conditioning; add it, or leave the ridge out.")
-    show(document, as_json, console.inspect_tables)
+    show(lambda: document, as_json, lambda: console.inspect_tables(document))
 
 
 def _inspect_recipe(fields: dict[str, Any], task: str, set_: list[str] | None, as_json: bool) -> None:
@@ -96,7 +97,7 @@ def _inspect_recipe(fields: dict[str, Any], task: str, set_: list[str] | None, a
         plan = resolve(asked)
         rows = reveal(plan.experiment())
     document = {"task": plan.task.name, "recipe": plan.recipe_name, "rows": [row.document() for row in rows]}
-    show(document, as_json, console.reveal_tables)
+    show(lambda: document, as_json, lambda: console.reveal_tables(document))
 
 
 def report(
@@ -116,13 +117,13 @@ def report(
     writable("--out", out)
     writable("--figures", figures, folder=True)
     with loading():
-        from fedslice.compare import Target
-        from fedslice.measure.instruments import is_measured
         from fedslice.runs.reading import find, read
+        from fedslice.runs.stopping import Target
 
     runs = [read(place) for place in find(map(Path, run_dirs))]
-    metrics = [name for run in runs for row in run.rows[-1:] for name in row if is_measured(name)]
-    aim = Target.parse(target, dict.fromkeys(metrics)) if target is not None else None
+    shown = [column_of(name, run.columns) for run in runs for row in run.rows[-1:] for name in row]
+    metrics = {one.name: one for one in shown if one.measured}
+    aim = Target.parse(target, metrics) if target is not None else None
     if baseline is not None and aim is None:
         raise UserError(f"--baseline {baseline} needs --target; add for example --target test_auc=0.6.")
     _write(runs, Path(out), aim, baseline)
@@ -130,7 +131,7 @@ def report(
         with loading():
             from fedslice.report.figures import save
 
-        made = save(runs, Path(figures), kind=kind, target=_pair(aim))
+        made = save(runs, Path(figures), kind=kind, target=aim)
         say(f"figures: {len(made)} in {figures}")
 
 
@@ -180,7 +181,7 @@ def list_(
     }
     if "parts" in document and registry.has_entry_points():
         document["parts"] += _outside()
-    show(document, as_json, console.list_tables)
+    show(lambda: document, as_json, lambda: console.list_tables(document))
 
 
 def _outside() -> list[dict[str, Any]]:
@@ -203,7 +204,7 @@ def _list_combinations(as_json: bool) -> None:
 
     parts = {place: list(kinds) for place, kinds in PARTS.items()}
     document = {"parts": parts, "refused": [clash._asdict() for clash in clashes()]}
-    show(document, as_json, console.combination_tables)
+    show(lambda: document, as_json, lambda: console.combination_tables(document))
 
 
 def write_report(places: Sequence[Path], out: str | None, target: Target | None, baseline: str | None = None) -> None:
@@ -218,9 +219,5 @@ def _write(runs: Sequence[Run], out: Path, target: Target | None, baseline: str 
     with loading():
         from fedslice.report.page import write  # charts take a while to load, and most commands draw none
 
-    write(runs, out, target=_pair(target), baseline=baseline)
+    write(runs, out, target=target, baseline=baseline)
     say(f"report: {out}")
-
-
-def _pair(target: Target | None) -> tuple[str, float] | None:
-    return None if target is None else (target.metric, target.value)

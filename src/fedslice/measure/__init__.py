@@ -2,8 +2,7 @@
 
 from fedslice.measure.gradients import full_gradient, gradient_norms
 from fedslice.measure.heat import describe, histogram
-from fedslice.measure.scores import accuracy, auc, mae, rmse
-from fedslice.metrics import Metric
+from fedslice.metrics import Metric, accuracy, auc, mae, rmse
 
 __all__ = [
     "Metric",

@@ -13,6 +13,7 @@ from fedslice.core.part import Round
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec
 from fedslice.panel import Panel
+from fedslice.schema import Column
 from fedslice.task import Task
 from fedslice.training.events import Listener
 
@@ -64,6 +65,10 @@ class Instrument(Listener):
     part of the run's ``seconds``.
     """
 
+    def columns(self, task: Task) -> list[Column]:
+        """Return the columns that :meth:`measure` gives for a task, with what they mean."""
+        raise NotImplementedError
+
     def setup(self, scene: Scene) -> None:
         """Refuse a run that has no such thing, before its first round; ``scene`` is that of every later moment."""
 
@@ -96,10 +101,18 @@ class Snapshot(Instrument):
     """An instrument without memory: a function of a task and a model."""
 
     def __init__(
-        self, columns: Callable[[Task, Values], dict[str, float]], check: Callable[[Task], None] = lambda _: None
+        self,
+        function: Callable[[Task, Values], dict[str, float]],
+        columns: Callable[[Task], list[Column]],
+        check: Callable[[Task], None] = lambda _: None,
     ):
+        self._function = function
         self._columns = columns
         self._check = check
+
+    def columns(self, task: Task) -> list[Column]:
+        """The function's columns."""
+        return self._columns(task)
 
     def setup(self, scene: Scene) -> None:
         """Refuse a task on which the function has no value."""
@@ -107,4 +120,4 @@ class Snapshot(Instrument):
 
     def measure(self, now: Moment) -> dict[str, float]:
         """The function's value."""
-        return self._columns(now.scene.task, now.model)
+        return self._function(now.scene.task, now.model)

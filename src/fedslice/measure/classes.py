@@ -6,9 +6,15 @@ import torch
 
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
+from fedslice.schema import Column
 from fedslice.task import Task, evaluating
 
 COLUMN = "test_accuracy_class_{}"
+
+
+def class_columns(task: Task) -> list[Column]:
+    """Return the columns of :func:`class_accuracy`, one per output."""
+    return [Column(COLUMN.format(place), "score", lower_is_better=False) for place in range(_outputs(task))]
 
 
 def class_accuracy(task: Task, model: Values) -> dict[str, float]:
@@ -33,10 +39,7 @@ def check_classes(task: Task) -> None:
     test = task.federation.test
     if not len(test):
         raise UserError(f"task {task.name!r} has no test samples, which class-accuracy counts; leave it out.")
-    with torch.no_grad(), evaluating(task.module):
-        one = torch.zeros(1, dtype=torch.int64, device=test.offsets.device)
-        model = {name: value.to(one.device) for name, value in task.initial(0).items()}
-        shape = task.forward(model, test.batch(one)[0]).shape
+    shape = _shape(task)
     label = test.label
     if label.is_floating_point() or label.dim() != 1 or len(shape) != 2 or shape[1] < 2:
         raise UserError(
@@ -49,3 +52,18 @@ def check_classes(task: Task) -> None:
             f"task {task.name!r} has labels from {int(label.min())} to {int(label.max())} and {shape[1]} "
             "outputs; class-accuracy needs an output for every class: leave it out."
         )
+
+
+def _shape(task: Task) -> torch.Size:
+    """The shape of the outputs for one sample."""
+    test = task.federation.test
+    with torch.no_grad(), evaluating(task.module):
+        one = torch.zeros(1, dtype=torch.int64, device=test.offsets.device)
+        model = {name: value.to(one.device) for name, value in task.initial(0).items()}
+        return task.forward(model, test.batch(one)[0]).shape
+
+
+def _outputs(task: Task) -> int:
+    """Classes of a task; none of one that :func:`check_classes` refuses."""
+    shape = _shape(task) if len(task.federation.test) else ()
+    return int(shape[1]) if len(shape) == 2 else 0

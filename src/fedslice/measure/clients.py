@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from fedslice.metrics import Directions, directions, lower_is_better
+from fedslice.metrics import Directions, Metric, column
 from fedslice.panel import Panel, histogram
+from fedslice.schema import Column
 from fedslice.task import Task
 from fedslice.training.engines.choose import Choice
 from fedslice.training.evaluate import LOSS, Models, client_metrics, client_scores
@@ -26,27 +27,27 @@ def scores(task: Task, engine: Choice, models: Models) -> dict[str, Tensor]:
     return out
 
 
-def score_columns(prefix: str, task: Task) -> dict[str, bool]:
-    """Return the columns of a task's scores by client, and whether less of each is better."""
-    scored = directions(task.metrics) or {LOSS: True}
-    return {f"{prefix}_{name}{kind}": lower for name, lower in scored.items() for kind in ("", "_weighted", "_worst")}
+_KINDS = ("", "_weighted", "_worst")
 
 
-def columns(
-    prefix: str, found: dict[str, Tensor], weights: Tensor, declared: Directions | None = None
-) -> dict[str, float]:
+def score_columns(prefix: str, task: Task) -> list[Column]:
+    """Return the columns of a task's scores by client: mean, mean by test samples, mean of the worst tenth."""
+    scored = task.metrics or {LOSS: Metric(task.loss, lower_is_better=True)}
+    return [column(name, one, prefix, kind) for name, one in scored.items() for kind in _KINDS]
+
+
+def columns(prefix: str, found: dict[str, Tensor], weights: Tensor, lower: Directions) -> dict[str, float]:
     """Return a run's columns of scores by client: their mean, that by test samples, and that of the worst tenth.
 
-    ``declared`` says of which metrics less is better.
+    ``lower`` says of which metrics less is better.
     """
-    out = {}
+    out: dict[str, float] = {}
     for name, values in found.items():
         counted = _counted(name, values, weights)
         own, weight = values[counted].double(), weights[counted].double()
-        worst = own.sort(descending=lower_is_better(name, declared)).values[: max(1, len(own) // 10)]
-        out[f"{prefix}_{name}"] = float(own.mean())
-        out[f"{prefix}_{name}_weighted"] = float(weight @ own / weight.sum())
-        out[f"{prefix}_{name}_worst"] = float(worst.mean())
+        worst = own.sort(descending=lower.get(name, name == LOSS)).values[: max(1, len(own) // 10)]
+        means = (own.mean(), weight @ own / weight.sum(), worst.mean())
+        out |= {f"{prefix}_{name}{kind}": float(mean) for kind, mean in zip(_KINDS, means, strict=True)}
     return out
 
 

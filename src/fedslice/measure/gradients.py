@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.measure.heat import corrections
+from fedslice.schema import Column
 from fedslice.task import Task, evaluating
 
 
@@ -19,6 +20,12 @@ class Block(NamedTuple):
     features: dict[str, Tensor]
     label: Tensor
     share: Tensor
+
+
+def norm_columns(task: Task) -> list[Column]:  # noqa: ARG001
+    """Return the columns of :func:`gradient_norms`."""
+    names = ("gradient_norm2", "elementwise_gradient_norm2")
+    return [Column(name, "diagnostic", lower_is_better=True, scientific=True) for name in names]
 
 
 def gradient_norms(task: Task, model: Values) -> dict[str, float]:

@@ -9,49 +9,33 @@ from torch import Tensor
 from fedslice.core.errors import unknown
 from fedslice.core.part import Round
 from fedslice.core.slice import Values
-from fedslice.measure import clients
 from fedslice.measure.base import Instrument, Moment, Scene, Snapshot
-from fedslice.measure.classes import check_classes, class_accuracy
-from fedslice.measure.gradients import gradient_norms
+from fedslice.measure.classes import check_classes, class_accuracy, class_columns
+from fedslice.measure.gradients import gradient_norms, norm_columns
 from fedslice.measure.personal import Personal, Stale, Tuned
 from fedslice.measure.trajectory import Trajectory
-from fedslice.metrics import directions
+from fedslice.metrics import column
 from fedslice.panel import Panel
+from fedslice.schema import KNOWN, Column
 from fedslice.task import Task
 from fedslice.training.events import Taken, Trained
 
 INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
-    "gradient-norms": lambda: Snapshot(gradient_norms),
-    "class-accuracy": lambda: Snapshot(class_accuracy, check_classes),
+    "gradient-norms": lambda: Snapshot(gradient_norms, norm_columns),
+    "class-accuracy": lambda: Snapshot(class_accuracy, class_columns, check_classes),
     "trajectory": Trajectory,
     "personal": Personal,
     "stale": Stale,
     "tuned": Tuned,
 }
 
-OF_CLIENTS = tuple(kind.label for kind in (Personal, Stale, Tuned))  # those that test clients one by one
-_SCORES = ("train_", "test_", *(f"{name}_" for name in OF_CLIENTS))
-_MEASURED = (*_SCORES, "gradient_", "elementwise_", "trajectory_")
 
-
-def score_columns(task: Task, measure: Sequence[str] = ()) -> dict[str, bool]:
-    """Return the scores that a run of this task logs, and whether less of each is better.
-
-    Scores of clients one by one are among them if ``measure`` names an instrument that tests those.
-    """
-    tested = {f"test_{name}": lower for name, lower in directions(task.metrics).items()}
-    of_clients = [clients.score_columns(label, task) for label in measure if label in OF_CLIENTS]
-    return {"train_loss": True, "test_loss": True, **tested, **{k: v for own in of_clients for k, v in own.items()}}
-
-
-def is_measured(column: str) -> bool:
-    """Does this column of a log tell something about the model, and not about the run?"""
-    return column.startswith(_MEASURED)
-
-
-def is_score(column: str) -> bool:
-    """Does it tell how good the model is, so that one method can be better by it than another?"""
-    return column.startswith(_SCORES)
+def run_columns(task: Task, measure: Sequence[str] = ()) -> dict[str, Column]:
+    """Return the columns that a run of this task logs, by name."""
+    scores = [KNOWN["train_loss"], KNOWN["test_loss"], *(column(name, one) for name, one in task.metrics.items())]
+    rest = [one for name, one in KNOWN.items() if one.kind in ("cost", "count") and name != "t2a"]
+    found = [KNOWN["round"], *scores, *Instruments(measure).columns(task), *rest]
+    return {one.name: one for one in found}
 
 
 class Instruments(Instrument):
@@ -62,6 +46,10 @@ class Instruments(Instrument):
             if name not in INSTRUMENTS:
                 raise unknown("instrument", name, INSTRUMENTS)
         self._by_name = {name: INSTRUMENTS[name]() for name in names}
+
+    def columns(self, task: Task) -> list[Column]:
+        """The columns of all."""
+        return [column for one in self._by_name.values() for column in one.columns(task)]
 
     def setup(self, scene: Scene) -> None:
         """Call ``setup`` of every instrument."""

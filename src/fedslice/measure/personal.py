@@ -21,9 +21,11 @@ from fedslice.core.message import Body, Message
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.store import Store
 from fedslice.measure.base import Instrument, Moment, Scene
-from fedslice.measure.clients import columns, panels, scores
+from fedslice.measure.clients import columns, panels, score_columns, scores
 from fedslice.metrics import directions
 from fedslice.panel import Panel
+from fedslice.schema import Column
+from fedslice.task import Task
 from fedslice.training.engines.scope import noise
 from fedslice.training.evaluate import Own
 from fedslice.training.events import Trained
@@ -73,6 +75,10 @@ class Personal(Instrument):
 
     label: ClassVar[str] = "personal"
     title: ClassVar[str] = "Personal models"
+
+    def columns(self, task: Task) -> list[Column]:
+        """Means over clients of the task's metrics."""
+        return score_columns(self.label, task)
 
     def setup(self, scene: Scene) -> None:
         """Refuse a federation whose clients have nothing to be tested on."""
@@ -207,6 +213,20 @@ class Tuned(Personal):
         start = local.personal(memory, clients, layout, look.start(now, layout), look.came)
         plan = RowPlan.of(self._recipe)
         return Own(layout, {name: plan.finished(self._recipe, work, end, layout, start, name) for name in layout.axes})
+
+
+def own_model(now: Moment, client: int) -> Values:
+    """Return the whole model from which a client would start its next round, as its local method has it.
+
+    A table row that the client does not hold is the server's, and a channel that its network lacks is zero.
+    """
+    look = Look.at(now, torch.tensor([client], device=now.scene.population.device))
+    rows = {name: sets.rows for sets in now.scene.task.index_sets for name in sets.tables}
+    every = {name: Axis.from_flat(torch.arange(count), torch.tensor([count])) for name, count in rows.items()}
+    layout = look.hold.replace({name: axis for name, axis in every.items() if name in look.hold.axes})
+    local, memory = now.scene.spec.recipe.local, now.scene.population.parts["local"]
+    values = local.personal(memory, look.clients, layout, look.start(now, layout), look.came)
+    return {name: layout.spread(name, value)[0].detach().cpu().clone() for name, value in values.items()}
 
 
 def _pooled(scene: Scene) -> bool:

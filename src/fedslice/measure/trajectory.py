@@ -18,9 +18,12 @@ from fedslice.core.update import flatten
 from fedslice.core.vectors import Vectors
 from fedslice.measure.base import Instrument, Moment, Scene
 from fedslice.panel import Cell, Panel
+from fedslice.schema import Column
+from fedslice.task import Task
 
 COUNTS = (1, 2, 5, 10, 20, 50, 100)  # directions whose share of the energy is logged
 RANK = 50  # directions against which a new update is held, FLSS's R
+_SHARE = "trajectory_share_{}"
 _TINY = 1e-14  # of the largest energy of a direction: less is rounding
 
 
@@ -34,6 +37,10 @@ class Trajectory(Instrument):
     def __init__(self) -> None:
         self._gram = torch.zeros(0, 0, dtype=torch.float64)
         self._residuals: list[float] = []
+
+    def columns(self, task: Task) -> list[Column]:  # noqa: ARG002
+        """Shares of the energy, and the residual."""
+        return [Column(name, "diagnostic") for name in (*map(_SHARE.format, COUNTS), "trajectory_residual")]
 
     def setup(self, scene: Scene) -> None:
         """Refuse a run whose updates do not fit."""
@@ -53,7 +60,7 @@ class Trajectory(Instrument):
     def measure(self, now: Moment) -> dict[str, float]:  # noqa: ARG002
         """NaN before the first round, and while the model stands still; of the residual also after the first."""
         shares = _shares(energies(self._gram))
-        columns = {f"trajectory_share_{k}": shares[min(k, len(shares)) - 1] if shares else nan for k in COUNTS}
+        columns = {_SHARE.format(k): shares[min(k, len(shares)) - 1] if shares else nan for k in COUNTS}
         return columns | {"trajectory_residual": self._residuals[-1] if self._residuals else nan}
 
     def panels(self) -> list[Panel]:

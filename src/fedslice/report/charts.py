@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import altair as alt
 
-from fedslice.compare import Target
 from fedslice.panel import Panel
 from fedslice.plot import DARK, LIGHT
-from fedslice.report.curves import Axis, Curves
+from fedslice.report.curves import Curves
 from fedslice.report.panels import floor, logarithmic, numeric
-from fedslice.report.tables import heading
+from fedslice.runs.stopping import Target
+from fedslice.schema import Column
 
 Spec = dict[str, Any]
 
@@ -35,7 +35,8 @@ _DOTTED = 60  # so few points of a line are marked
 _SIZE = "replace(format({0}, abs({0}) < 1000 ? '.3~r' : '.3~s'), /([kMGTPE]?)$/, ' $1B')"
 _NUMBER = "(abs({0}) < 100 ? format({0}, '.4f') : format({0}, '.4~g'))"
 _TIME = "({0} >= 3600 ? format({0} / 3600, ',.2~f') + ' h' : format({0}, ',.1~f') + ' s')"
-_FORMATS = {"round": "format({0}, ',')", "up_bytes": _SIZE, "clock": _TIME}
+_SHARE = "format({0}, '.1%')"
+_FORMATS = {"B": _SIZE, "s": _TIME, "%": _SHARE}  # by unit
 
 
 def theme(kind: Literal["light", "dark"]) -> Spec:
@@ -70,18 +71,20 @@ def theme(kind: Literal["light", "dark"]) -> Spec:
     }
 
 
-def curves(found: Curves, metric: str, axis: Axis, target: Target | None, width: int | Literal["container"]) -> Spec:
+def curves(
+    found: Curves, metric: Column, axis: Column, target: Target | None, width: int | Literal["container"]
+) -> Spec:
     """One metric of all methods over one axis: lines, bands over seeds, the nearest point's numbers, the target."""
     y = f"y{found.metrics.index(metric)}"
-    aimed = target if target and target.metric == metric else None
-    title = f"{heading(metric)} (grey line: target {aimed.value:g})" if aimed else heading(metric)
-    over = f"{heading(metric)} over {axis.title}"
+    aimed = target if target and target.metric == metric.name else None
+    title = f"{metric.words} (grey line: target {aimed.value:g})" if aimed else metric.words
+    over = f"{metric.words} over {axis.title}"
     base = alt.Chart()
     wide = axis.name != "round" and _spread(found, axis) > _FAR
     x = alt.X(
         f"{axis.name}:Q",
         title=f"{axis.title} (logarithmic)" if wide else axis.title,
-        axis=_axis(_FORMATS[axis.name]),
+        axis=_axis(_format(axis)),
         scale=alt.Scale(type="log" if wide else "linear", nice=False),
     )
     up = alt.Y(f"{y}:Q", title=title, scale=alt.Scale(zero=False))
@@ -194,7 +197,7 @@ def _channel(kind: type[Any], shown: Panel, axis: Literal["x", "y"], column: str
     return kind(f"{column or axis}:Q", title=title, scale=alt.Scale(**scale), stack=None)
 
 
-def _spread(found: Curves, axis: Axis) -> float:
+def _spread(found: Curves, axis: Column) -> float:
     """How many times farther one method goes along an axis than another."""
     ends: dict[Any, float] = {}
     for method, x in zip(found.columns["method"], found.columns[axis.name], strict=True):
@@ -212,23 +215,32 @@ def _rule(target: Target | None) -> list[alt.Chart]:
     return [rule.encode(y=alt.YDatum(target.value))]
 
 
-def _words(metric: str, y: str, axis: Axis) -> str:
+def _words(metric: Column, y: str, axis: Column) -> str:
     """The numbers of a point as the tables write them, as an expression.
 
     A tooltip encoding would show "undefined" around the points: there Vega-Lite 6.4 looks for the row in the cell of
     the nearest point, while it is in the cell's point.
     """
     row = "(datum.datum || datum)"
-    form = "format({0}, '.3e')" if metric.endswith("norm2") else _NUMBER
+    form = _format(metric)
     low, high, count = (f"{row}.{y}_{part}" for part in ("low", "high", "seeds"))
     band = f"{count} + ': ' + {form.format(low)} + ' to ' + {form.format(high)}"
     shown = {
         "method": f"{row}.method",
-        axis.title: _FORMATS[axis.name].format(f"{row}.{axis.name}"),
-        heading(metric): form.format(f"{row}.{y}"),
+        axis.title: _format(axis).format(f"{row}.{axis.name}"),
+        metric.words: form.format(f"{row}.{y}"),
         "seeds": f"({count} > 1 ? {band} : '1')",
     }
     return "{" + ", ".join(f"{json.dumps(title)}: {words}" for title, words in shown.items()) + "}"
+
+
+def _format(column: Column) -> str:
+    """An expression that writes a number of a column as :meth:`Column.text` does."""
+    if column.unit:
+        return _FORMATS[column.unit]
+    if column.kind == "round":
+        return "format({0}, ',')"
+    return "format({0}, '.3e')" if column.scientific else _NUMBER
 
 
 def _axis(form: str) -> alt.Axis:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedslice.report.gather import Group, Method, Row, number
+from fedslice.schema import Column
 
-Column = list[float | str | None]
-Columns = dict[str, Column]
+Data = list[float | str | None]
+Columns = dict[str, Data]
 
 POINTS = 300  # of a curve: about one for two pixels
 _FEWEST = 60
@@ -17,15 +18,7 @@ _ALL = 3000  # of a chart with many curves, which would else be slow to draw
 _DIGITS = 7
 
 
-@dataclass(frozen=True)
-class Axis:
-    """What curves can be drawn over."""
-
-    name: str  # in the log
-    title: str
-
-
-AXES = (Axis("round", "round"), Axis("up_bytes", "uploaded bytes"), Axis("clock", "simulated time"))
+AXES = ("round", "up_bytes", "clock")  # what curves can be drawn over
 
 
 @dataclass(frozen=True)
@@ -42,8 +35,8 @@ class Band:
 class Curves:
     """All curves of a task as columns of one table; the names of columns follow the places of axes and metrics."""
 
-    axes: list[Axis]
-    metrics: list[str]
+    axes: list[Column]
+    metrics: list[Column]
     methods: list[str]
     columns: Columns
 
@@ -56,8 +49,8 @@ def curves(group: Group) -> Curves:
     for method in group.begun:
         for name, column in _thinned(_columns(method, metrics), group, limit).items():
             columns.setdefault(name, []).extend(column)
-    axes = [axis for axis in AXES if any(value is not None for value in columns.get(axis.name, []))]
-    return Curves(axes, metrics, [method.name for method in group.begun], columns)
+    axes = [group.column(axis) for axis in AXES if any(value is not None for value in columns.get(axis, []))]
+    return Curves(axes, [group.column(name) for name in metrics], [method.name for method in group.begun], columns)
 
 
 def align(method: Method, name: str) -> tuple[list[int], Band]:
@@ -105,8 +98,8 @@ def _columns(method: Method, metrics: Sequence[str]) -> Columns:
     rounds, _ = align(method, "round")
     columns: Columns = {"method": [method.name] * len(rounds), "round": list(map(float, rounds))}
     for axis in AXES[1:]:
-        mean = align(method, axis.name)[1].mean
-        columns[axis.name] = [*mean] if any(mean) else [None] * len(rounds)  # who sends nothing has no place there
+        mean = align(method, axis)[1].mean
+        columns[axis] = [*mean] if any(mean) else [None] * len(rounds)  # who sends nothing has no place there
     for place, metric in enumerate(metrics):
         band = align(method, metric)[1]
         columns |= {f"y{place}": [*band.mean], f"y{place}_seeds": [*map(float, band.seeds)]}
@@ -117,14 +110,14 @@ def _columns(method: Method, metrics: Sequence[str]) -> Columns:
 
 def _thinned(columns: Columns, group: Group, limit: int) -> Columns:
     peaks = [
-        best(_numbers(columns[f"y{place}"]), lower=group.lower_is_better(metric))
+        best(_numbers(columns[f"y{place}"]), lower=bool(group.column(metric).lower_is_better))
         for place, metric in enumerate(group.metrics)
     ]
     places = kept(len(columns["round"]), limit, [place for place in peaks if place is not None])
     return {name: [_rounded(column[place]) for place in places] for name, column in columns.items()}
 
 
-def _numbers(column: Column) -> list[float | None]:
+def _numbers(column: Data) -> list[float | None]:
     return [value if isinstance(value, float | int) else None for value in column]
 
 

@@ -16,7 +16,8 @@ from fedslice.report.curves import Columns, curves
 from fedslice.report.gather import aim, gather
 from fedslice.report.panels import columns, panels
 from fedslice.runs.checkpoint import replacing
-from fedslice.runs.reading import Run
+from fedslice.runs.run import Run
+from fedslice.runs.stopping import Target
 
 Kind = Literal["png", "svg", "pdf"]
 
@@ -25,9 +26,7 @@ _SHARPNESS = 2.0  # pixels of a PNG per point
 _MARGIN = {"left": 5, "right": 30, "top": 5, "bottom": 5}  # a viewer's letters may be wider than those measured here
 
 
-def save(
-    runs: Sequence[Run], folder: Path, *, kind: Kind = "svg", target: tuple[str, float] | None = None
-) -> list[Path]:
+def save(runs: Sequence[Run], folder: Path, *, kind: Kind = "svg", target: Target | str | None = None) -> list[Path]:
     """Every metric over every axis and every panel, one file each; the files, in the order of the page."""
     groups = gather(runs)
     aimed = aim(target, groups)
@@ -39,7 +38,7 @@ def save(
         for metric in found.metrics:
             for axis in found.axes:
                 spec = charts.still(charts.curves(found, metric, axis, aimed, _WIDTH))
-                path = _free(folder, f"{group.title} {metric} over {axis.title}", kind, written)
+                path = _free(folder, f"{group.title} {metric.name} over {axis.title}", kind, written)
                 written[_draw(spec, "curves", found.columns, path, kind)] = None
         for shown in (one for side in panels(group) for one in side):
             spec = charts.panel(shown.panel, "panel", _WIDTH) | {"title": _title(shown.panel.title, shown.label)}

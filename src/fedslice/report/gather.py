@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedslice.compare import Target
 from fedslice.core.errors import UserError, unknown
-from fedslice.measure.instruments import is_measured
-from fedslice.metrics import Directions, lower_is_better
 from fedslice.panel import LARGEST
 from fedslice.report.naming import Settings, flatten, labels
 from fedslice.runs.naming import rank
-from fedslice.runs.reading import Run
+from fedslice.runs.run import Run
+from fedslice.runs.stopping import Target
+from fedslice.schema import Column, find
 
 Row = dict[str, Any]
 
@@ -63,17 +62,17 @@ class Group:
     def metrics(self) -> list[str]:
         """What the runs measured of the model, in the order of their logs."""
         rows = [row for method in self.methods for run in method.runs for row in run.rows]
-        names = dict.fromkeys(name for row in rows for name in row if is_measured(name))
+        names = dict.fromkeys(name for row in rows for name in row if self.column(name).measured)
         return [name for name in names if any(number(row, name) is not None for row in rows)]
 
     @cached_property
-    def declared(self) -> Directions:
-        """Of which scores less is better, as the runs say."""
-        return {name: lower for run in reversed(self.runs) for name, lower in run.declared.items()}
+    def columns(self) -> dict[str, Column]:
+        """The columns of the logs, as the runs declare them."""
+        return {name: column for run in reversed(self.runs) for name, column in run.columns.items()}
 
-    def lower_is_better(self, metric: str) -> bool:
-        """Return whether less of a metric is better."""
-        return lower_is_better(metric, self.declared)
+    def column(self, name: str) -> Column:
+        """Return a column of the logs."""
+        return find(name, self.columns)
 
     def metric(self, target: Target | None) -> str | None:
         """The one to look at first."""
@@ -95,18 +94,18 @@ def gather(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
-def aim(target: tuple[str, float] | None, groups: Sequence[Group]) -> Target | None:
+def aim(target: Target | str | None, groups: Sequence[Group]) -> Target | None:
     """The target, if any run can be held against it."""
     if target is None:
         return None
-    metric, value = target
-    known = {name for group in groups for name in group.metrics}
-    if metric not in known and known:
-        raise unknown("metric", metric, known)
-    if not math.isfinite(value):
-        raise UserError(f"the target {metric}={value} is not a number; give for example {metric}=0.6.")
-    declared = {name: lower for group in groups for name, lower in group.declared.items()}
-    return Target(metric, value, declared.get(metric))
+    known = {name: group.column(name) for group in groups for name in group.metrics}
+    if isinstance(target, str):
+        return Target.parse(target, known)
+    if target.metric not in known and known:
+        raise unknown("metric", target.metric, known)
+    if not math.isfinite(target.value):
+        raise UserError(f"the target {target} is not a number; give for example {target.metric}=0.6.")
+    return target.declared(known)
 
 
 def number(row: Row, name: str) -> float | None:

@@ -20,16 +20,17 @@ import vl_convert
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedslice.compare import Target
 from fedslice.core.errors import UserError
 from fedslice.panel import LARGEST, Panel
 from fedslice.report import charts, tables
 from fedslice.report.curves import Columns, Curves, coinciding, curves
 from fedslice.report.gather import Group, aim, gather
 from fedslice.report.panels import columns, omitted, panels
-from fedslice.report.tables import Sheet
 from fedslice.runs.checkpoint import replacing
-from fedslice.runs.reading import Run
+from fedslice.runs.results import legend
+from fedslice.runs.run import Run
+from fedslice.runs.stopping import Target
+from fedslice.sheets import Sheet, html
 
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -49,7 +50,7 @@ class Section:
 
     group: Group
     curves: Curves
-    metric: str | None
+    metric: int | None  # the one to look at first, by its place
     incomplete: str
     hint: str
     results: list[Sheet]
@@ -66,7 +67,7 @@ def write(
     runs: Sequence[Run],
     out: Path,
     *,
-    target: tuple[str, float] | None = None,
+    target: Target | str | None = None,
     title: str = "fedslice",
     baseline: str | None = None,
 ) -> None:
@@ -92,7 +93,7 @@ def write(
 
 def render(sections: Sequence[Section], title: str) -> str:
     """The page as text."""
-    return _page("page.html.j2", title, sections=sections, heading=tables.heading)
+    return _page("page.html.j2", title, sections=sections, table=lambda sheet: Markup(html(sheet)))
 
 
 def picture(shown: Panel, side: int) -> str:
@@ -135,24 +136,24 @@ def _section(group: Group, target: Target | None, baseline: str | None) -> Secti
             figures.append(Figure(key, one.label, _note(one.panel)))
         shown.append((side[0].panel.title, figures))
     rows = tables.summary(group, target, baseline)
-    there = target is not None and target.metric in found.metrics
+    there = target is not None and target.metric in group.metrics
     results = [
-        *([tables.target_sheet(group, rows, target, baseline)] if target and there else []),
-        *([tables.end_sheet(group, rows)] if rows else []),
+        *([tables.target_table(group, rows, target, baseline)] if target and there else []),
+        *([tables.end_table(group, rows)] if rows else []),
     ]
     return Section(
         group,
         found,
-        group.metric(target),
+        group.metrics.index(first) if (first := group.metric(target)) is not None else None,
         _incomplete(group),
         _hint(group, found) if found.metrics else "",
         results,
-        tables.legend(results),
+        legend(results),
         shown,
         tables.settings_sheets(group),
         tables.environment_sheet(group),
         tables.runs_sheet(group),
-        [run.command or f"# {run.path.name}: its command was not recorded" for run in group.runs],
+        [run.command or f"# {run.directory.name}: its command was not recorded" for run in group.runs],
         _json({"data": data, "specs": specs}),
     )
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedslice.console import value
 from fedslice.reproduce.sheets import (
-    Sheet,
     claim_sheet,
     curve_sheet,
     heading,
@@ -17,6 +15,8 @@ from fedslice.reproduce.sheets import (
     unless_nothing_ran,
     verdict,
 )
+from fedslice.schema import find, value
+from fedslice.sheets import Sheet
 
 Document = dict[str, Any]
 
@@ -25,12 +25,14 @@ Document = dict[str, Any]
 def compression(row: Document) -> Iterator[Sheet]:
     """The best scores, what they cost, the way there, and what the paper says of them."""
     cells = row["cells"]
-    title = f"{heading(row)}: best {row['metric'].replace('_', ' ')} in {row['rounds']:,} rounds"
-    yield Sheet(title, ["recipe", "paper", "by seed", "mean", "last", "verdict"], [_scores(cell) for cell in cells])
+    title = f"{heading(row)}: best {find(row['metric']).words} in {row['rounds']:,} rounds"
+    yield Sheet.of_words(
+        title, ["recipe", "paper", "by seed", "mean", "last", "verdict"], [_scores(cell) for cell in cells]
+    )
     since = f" after round {row['sampling']:,}" if row["sampling"] else ""
     title = f"{short_heading(row)}: 32-bit words that a client sends{since}, and seconds of a round on this machine"
     columns = ["recipe", "paper", "words", "s", "of fedavg's", "in the paper", "verdict on words"]
-    yield Sheet(title, columns, [_costs(cell) for cell in cells])
+    yield Sheet.of_words(title, columns, [_costs(cell) for cell in cells])
     yield curve_sheet(row, short_heading(row))
     yield from claim_sheet(row, ".4f")
 
@@ -63,7 +65,7 @@ def words(row: Document) -> Iterator[Sheet]:
         ]
         for cell in row["cells"]
     ]
-    yield Sheet(f"{short_heading(row)}: 32-bit words that a client sends{since}", columns, rows)
+    yield Sheet.of_words(f"{short_heading(row)}: 32-bit words that a client sends{since}", columns, rows)
 
 
 @unless_nothing_ran
@@ -74,7 +76,7 @@ def spectrum(row: Document) -> Iterator[Sheet]:
     if counts:
         title = f"{heading(row)}: share of the energy of {row['rounds']:,} rounds in the first directions, mean"
         shown = [[cell["cell"], *_shares(cell, counts)] for cell in cells]
-        yield Sheet(title, ["recipe", *map(str, counts)], shown, prose=False)
+        yield Sheet.of_words(title, ["recipe", *map(str, counts)], shown, prose=False)
     given = [
         [
             cell["cell"],
@@ -90,7 +92,7 @@ def spectrum(row: Document) -> Iterator[Sheet]:
     ]
     if given:
         columns = ["recipe", "directions", "paper", "by seed", "mean", "verdict"]
-        yield Sheet(f"{short_heading(row)}: the share that the paper gives", columns, given)
+        yield Sheet.of_words(f"{short_heading(row)}: the share that the paper gives", columns, given)
     yield curve_sheet(row, short_heading(row))
     yield from claim_sheet(row, ".3f", f" of the share of the first {row['few']} directions" if counts else "")
 

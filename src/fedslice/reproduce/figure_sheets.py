@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedslice.console import value
 from fedslice.reproduce.sheets import (
-    Sheet,
     claim_sheet,
     curve_sheet,
     heading,
@@ -18,6 +16,8 @@ from fedslice.reproduce.sheets import (
     unless_nothing_ran,
     verdict,
 )
+from fedslice.schema import find, value
+from fedslice.sheets import Sheet
 
 Document = dict[str, Any]
 
@@ -28,9 +28,9 @@ def accuracy(row: Document) -> Iterator[Sheet]:
     cells = row["cells"]
     given = any(cell["paper"]["final"] is not None for cell in cells)
     paper, judged = (["paper"], ["verdict"]) if given else ([], [])
-    title = f"{heading(row)}: {row['metric'].replace('_', ' ')} after {row['rounds']:,} rounds"
+    title = f"{heading(row)}: {find(row['metric']).words} after {row['rounds']:,} rounds"
     columns = ["recipe", *paper, "by seed", "mean", "best", "up", "simulated", *judged]
-    yield Sheet(title, columns, [_last(cell, given) for cell in cells], prose=given)
+    yield Sheet.of_words(title, columns, [_last(cell, given) for cell in cells], prose=given)
     yield curve_sheet(row, short_heading(row))
     yield from claim_sheet(row, ".3f")
 
@@ -47,9 +47,9 @@ def _last(cell: Document, given: bool) -> list[str]:
 def time(row: Document) -> Iterator[Sheet]:
     """The time to each target, as a share of FedAvg's, and what the paper says of it."""
     columns = ["recipe", *(f"to {target:g}" for target in row["targets"])]
-    title = f"{heading(row)}: simulated time to {row['metric'].replace('_', ' ')}, and its share of FedAvg's (T2A)"
+    title = f"{heading(row)}: simulated time to {find(row['metric']).words}, and its share of FedAvg's (T2A)"
     rows = [[cell["cell"], *(_target(one) for one in cell["targets"])] for cell in row["cells"]]
-    yield Sheet(title, columns, rows, prose=False)
+    yield Sheet.of_words(title, columns, rows, prose=False)
     yield from claim_sheet(row, ".1%")
 
 
@@ -71,7 +71,7 @@ def classes(row: Document) -> Iterator[Sheet]:
         [cell["cell"], *([_short(one) for one in cell["classes"]] or ["-"] * len(labels)), _short(cell["final"])]
         for cell in cells
     ]
-    yield Sheet(title, ["recipe", *labels, "all"], rows, prose=False)
+    yield Sheet.of_words(title, ["recipe", *labels, "all"], rows, prose=False)
     given = [
         [cell["cell"], one["class"], span(one, ".3f"), seeds(one), score(one["mean"]), verdict(one["verdict"])]
         for cell in cells
@@ -80,7 +80,7 @@ def classes(row: Document) -> Iterator[Sheet]:
     ]
     if given:
         columns = ["recipe", "class", "paper", "by seed", "mean", "verdict"]
-        yield Sheet(f"{short_heading(row)}: the classes the paper speaks of", columns, given)
+        yield Sheet.of_words(f"{short_heading(row)}: the classes the paper speaks of", columns, given)
     rare = ", ".join(map(str, row["rare"]))
     yield from claim_sheet(row, ".3f", f" of the mean over the rare classes ({rare})")
 

@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Console
 
 from fedslice import recipes, tasks
-from fedslice.config import Request, request
+from fedslice.config import request
 from fedslice.reproduce.exhibits import Cell, Setup, Training
+from fedslice.runs.settings import RunSettings
 from fedslice.settings import TASK
 
 LEAST_ROUNDS = 10  # of a scaled run
@@ -31,7 +32,7 @@ class Order:
     jobs: int
     console: Console
 
-    def request(self, setup: Setup, settings: dict[str, Any], **fields: Any) -> Request:
+    def request(self, setup: Setup, settings: dict[str, Any], **fields: Any) -> RunSettings:
         """A request for a setup's task; its data are named only if it reads any."""
         data = {"data": str(_place(self.data, setup.folders))} if setup.data and self.data is not None else {}
         return request({"task": setup.task, "set": settings, **data, **fields})
@@ -48,7 +49,7 @@ def _place(data: Path, folders: Sequence[str]) -> Path:
 class Job:
     """One run. Two cells that ask for the same run have equal keys."""
 
-    request: Request
+    request: RunSettings
     metric: str
     cell: str  # what tells it from others of its recipe
 
@@ -73,7 +74,7 @@ class Job:
     @property
     def rounds(self) -> int:
         """How many rounds it takes."""
-        return self.request.rounds or 0
+        return self.request.rounds
 
     @property
     def work(self) -> float:

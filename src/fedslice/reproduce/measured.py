@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedslice.compare import Target
-from fedslice.metrics import lower_is_better
 from fedslice.reproduce.exhibits import Cell, Line, Setup
 from fedslice.reproduce.jobs import Job
 from fedslice.reproduce.verdicts import INCOMPARABLE, Verdict
 from fedslice.reproduce.workers import Outcome
+from fedslice.runs.stopping import Target
+from fedslice.schema import find
 
 Document = dict[str, Any]
 
@@ -44,7 +44,7 @@ class Measured:
     @property
     def best(self) -> list[float]:
         """The best score by seed, before a run diverged."""
-        pick = min if lower_is_better(self.metric) else max
+        pick = min if find(self.metric).lower_is_better else max
         return [pick(score for _, score in self._scores(one, sound=True)) for one in self.outcomes]
 
     def hits(self, target: float, column: str = "round") -> list[float | None]:
@@ -63,7 +63,7 @@ class Measured:
 
     def around(self, after: int) -> list[tuple[float, float, float]]:
         """By seed: the score after so many rounds, the worst since, and the last one; as losses, less being better."""
-        sign = 1 if lower_is_better(self.metric) else -1
+        sign = 1 if find(self.metric).lower_is_better else -1
         out = []
         for one in self.outcomes:
             losses = [(at, sign * score) for at, score in self._scores(one)]

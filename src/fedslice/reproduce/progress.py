@@ -10,8 +10,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fedslice.console import Display, value
+from fedslice.console import Display
 from fedslice.reproduce.jobs import Job
+from fedslice.schema import find, value
 
 _LINE_SECONDS = 30.0  # between lines about running runs where there is no terminal
 
@@ -114,7 +115,7 @@ class _Run:
             self._first, self._began = done, self._last
         self.done = done
         if row is not None:
-            self._score = f"  {self.job.metric.replace('_', ' ')} {value(self.job.metric, row.get(self.job.metric))}"
+            self._score = f"  {find(self.job.metric).words} {value(self.job.metric, row.get(self.job.metric))}"
 
     @property
     def begun(self) -> bool:

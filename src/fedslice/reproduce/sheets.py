@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from fedslice.console import value
+from fedslice.schema import find, value
+from fedslice.sheets import Sheet
 
 Document = dict[str, Any]
 Sheets = Callable[[Document], "Iterator[Sheet]"]
 POINTS = 10  # rounds at which a curve is shown
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A titled table of words; the last column of one with ``prose`` may be wrapped."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    prose: bool = True
 
 
 def heading(row: Document) -> str:
@@ -49,8 +39,8 @@ def curve_sheet(row: Document, name: str) -> Sheet:
     step = max(1, -(-len(rounds) // POINTS))
     shown = [*rounds[:-1:step], *rounds[-1:]]
     rows = [[name, *(score(curve.get(at)) for at in shown)] for name, curve in means.items()]
-    title = f"{name}: {row['metric'].replace('_', ' ')} by round"
-    return Sheet(title, ["recipe", *map(str, shown)], rows, prose=False)
+    title = f"{name}: {find(row['metric']).words} by round"
+    return Sheet.of_words(title, ["recipe", *map(str, shown)], rows, prose=False)
 
 
 def _mean_curve(runs: Sequence[Document]) -> dict[int, float]:
@@ -65,7 +55,7 @@ def _mean_curve(runs: Sequence[Document]) -> dict[int, float]:
 
 def not_run(row: Document, error: str) -> Sheet:
     """A row of which there is nothing to show."""
-    return Sheet(heading(row), ["", "why"], [["not run", error]])
+    return Sheet.of_words(heading(row), ["", "why"], [["not run", error]])
 
 
 def score(number: float | None) -> str:
@@ -92,7 +82,7 @@ def failures(row: Document) -> Iterator[Sheet]:
     errors = {cell["cell"]: [run["error"] for run in cell["runs"] if run["error"]] for cell in row["cells"]}
     rows = [[name, found[0]] for name, found in errors.items() if found]
     if rows:
-        yield Sheet(f"{short_heading(row)}: not run", ["recipe", "why"], rows)
+        yield Sheet.of_words(f"{short_heading(row)}: not run", ["recipe", "why"], rows)
 
 
 def one_error(row: Document) -> str | None:
@@ -119,7 +109,7 @@ def claim_sheet(row: Document, form: str, about: str = "") -> Iterator[Sheet]:
     if row["claims"]:
         rows = [[c["claim"], span(c, form), measured(c, form), verdict(c)] for c in row["claims"]]
         columns = ["claim", "paper", "measured", "verdict"]
-        yield Sheet(f"{short_heading(row)}: what the paper says{about}", columns, rows)
+        yield Sheet.of_words(f"{short_heading(row)}: what the paper says{about}", columns, rows)
 
 
 def span(found: Document, form: str) -> str:
@@ -133,7 +123,7 @@ def sweeps(row: Document) -> Iterator[Sheet]:
     if rows:
         chosen_on = sorted({seed for cell in row["cells"] for one in cell["sweep"] for seed in one["seeds"]})
         title = f"{short_heading(row)}: all tries, on seeds {', '.join(map(str, chosen_on))}"
-        yield Sheet(title, ["recipe", "settings", "rounds", f"best {row['metric']}", ""], rows)
+        yield Sheet.of_words(title, ["recipe", "settings", "rounds", f"best {row['metric']}", ""], rows)
 
 
 def _try(cell: str, one: Document) -> list[str]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from fedslice.console import Shown, value
+from fedslice.console import Shown
 from fedslice.reproduce import compression_sheets, figure_sheets
 from fedslice.reproduce.sheets import (
     POINTS,
-    Sheet,
     curves,
     heading,
     measured,
@@ -23,6 +20,9 @@ from fedslice.reproduce.sheets import (
     sweeps,
     verdict,
 )
+from fedslice.schema import find, value
+from fedslice.sheets import Sheet, terminal
+from fedslice.sheets import markdown as markdown_lines
 
 Document = dict[str, Any]
 
@@ -31,14 +31,7 @@ def tables(document: Document) -> Shown:
     """For the console."""
     parts: Shown = [Text(_headline(document))]
     for sheet in _sheets(document):
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-        last = len(sheet.columns) - 1
-        for place, name in enumerate(sheet.columns):
-            words = sheet.prose and place == last
-            table.add_column(name, justify="left" if words or place == 0 else "right", no_wrap=not words)
-        for row in sheet.rows:
-            table.add_row(*map(Text, row))
-        parts += [Text(sheet.title), table]
+        parts += [Text(sheet.caption), terminal(sheet)]
     return [*parts, *map(Text, _notes(document))]
 
 
@@ -46,13 +39,8 @@ def markdown(document: Document) -> str:
     """For a page of results."""
     lines = [f"# {_headline(document)}", ""]
     for sheet in _sheets(document):
-        lines += [f"**{sheet.title}**", "", _line(sheet.columns), "|" + "---|" * len(sheet.columns)]
-        lines += [*map(_line, sheet.rows), ""]
+        lines += [*markdown_lines(sheet), ""]
     return "\n".join([*lines, *(f"* {note}" for note in _notes(document))]).rstrip() + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _headline(document: Document) -> str:
@@ -84,13 +72,13 @@ def _rounds(row: Document) -> Iterator[Sheet]:
         return
     cells = row["cells"]
     title = f"{heading(row)}: rounds to {row['target']}, at most {row['rounds']:,}"
-    yield Sheet(title, ["recipe", "paper", "by seed", "mean", "verdict"], [_hits(cell) for cell in cells])
+    yield Sheet.of_words(title, ["recipe", "paper", "by seed", "mean", "verdict"], [_hits(cell) for cell in cells])
     if any(cell["paper"]["best"] is not None for cell in cells):
-        title = f"{heading(row)}: best {row['metric'].replace('_', ' ')} in {row['rounds']:,} rounds"
-        yield Sheet(title, ["recipe", "paper", "by seed", "mean", "verdict"], [_best(cell) for cell in cells])
+        title = f"{heading(row)}: best {find(row['metric']).words} in {row['rounds']:,} rounds"
+        yield Sheet.of_words(title, ["recipe", "paper", "by seed", "mean", "verdict"], [_best(cell) for cell in cells])
     if row["claims"]:
         rows = [[c["claim"], f"{c['paper']:.3g}", measured(c), verdict(c)] for c in row["claims"]]
-        yield Sheet(f"{heading(row)}: orderings", ["claim", "paper", "measured", "verdict"], rows)
+        yield Sheet.of_words(f"{heading(row)}: orderings", ["claim", "paper", "measured", "verdict"], rows)
 
 
 def _hits(cell: Document) -> list[str]:
@@ -118,7 +106,7 @@ def _statistics(row: Document) -> Iterator[Sheet]:
         yield not_run(row, row["error"])
         return
     rows = [[found["value"].replace("_", " "), *_numbers(found), verdict(found)] for found in row["values"]]
-    yield Sheet(heading(row), ["", "paper", "measured", "verdict"], rows)
+    yield Sheet.of_words(heading(row), ["", "paper", "measured", "verdict"], rows)
 
 
 def _numbers(found: Document) -> list[str]:
@@ -134,7 +122,7 @@ def _histogram(row: Document) -> Iterator[Sheet]:
     for table in row.get("histogram", []):
         title = f"{heading(row)}: rows of {', '.join(table['tables'])} by heat"
         rows = [[_range(one["from"], one["to"]), f"{one['rows']:,}"] for one in table["bins"]]
-        yield Sheet(title, ["clients", "rows"], rows, prose=False)
+        yield Sheet.of_words(title, ["clients", "rows"], rows, prose=False)
 
 
 def _range(first: int, last: int) -> str:
@@ -144,12 +132,14 @@ def _range(first: int, last: int) -> str:
 def _trajectory(row: Document) -> Iterator[Sheet]:
     cells = row["cells"]
     rows = [[cell["cell"], f"{cell['max_error']:.1e}", verdict(cell)] for cell in cells]
-    yield Sheet(f"{heading(row)}: largest distance to the closed form", ["recipe", "distance", "verdict"], rows)
+    yield Sheet.of_words(
+        f"{heading(row)}: largest distance to the closed form", ["recipe", "distance", "verdict"], rows
+    )
     paths = cells[0]["trajectory"]
     shown = [*range(0, len(paths) - 1, max(1, -(-len(paths) // POINTS))), len(paths) - 1]
     for name in ("w1", "w2"):
         rows = [[cell["cell"], *(f"{cell['trajectory'][at][name]:.4f}" for at in shown)] for cell in cells]
-        yield Sheet(f"{heading(row)}: {name} by round", ["recipe", *map(str, shown)], rows, prose=False)
+        yield Sheet.of_words(f"{heading(row)}: {name} by round", ["recipe", *map(str, shown)], rows, prose=False)
 
 
 _KINDS: dict[str, Callable[[Document], Iterator[Sheet]]] = {

@@ -19,11 +19,11 @@ from statistics import mean
 from typing import Any
 
 from fedslice.core.errors import UserError
-from fedslice.metrics import lower_is_better
 from fedslice.reproduce.exhibits import Cell, Setup
 from fedslice.reproduce.jobs import Job, Order, job
 from fedslice.reproduce.measured import Measured, by_seed
 from fedslice.reproduce.workers import Outcome
+from fedslice.schema import find
 
 Document = dict[str, Any]
 Settings = Mapping[str, Any]
@@ -51,7 +51,7 @@ class Try:
     @property
     def rank(self) -> tuple[float, float]:
         """The sort key of the rule: the least is chosen."""
-        sign = 1 if lower_is_better(self.measured.metric) else -1
+        sign = 1 if find(self.measured.metric).lower_is_better else -1
         hits = [math.inf if hit is None else hit for hit in self.rounds]
         scores = [math.inf if score is None else sign * score for score in self.best]
         return mean(hits), mean(scores)

@@ -63,9 +63,7 @@ def _run(asked: Job, progress: Progress) -> Books:
 def _books(asked: Job, progress: Progress) -> Books:
     try:
         plan = resolve(asked.request)
-        experiment = Experiment(
-            plan.task, plan.recipe, rounds=plan.rounds, seed=plan.seed, eval_every=plan.eval_every, wire=True
-        )
+        experiment = Experiment(plan.task, plan.recipe, **plan.settings.experiment() | {"wire": True})
         progress.report(asked, 0, None)
         metrics = experiment.run(lambda done: progress.report(asked, done, None))
     except UserError as problem:

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -24,11 +24,13 @@ from typing import Any
 
 import torch
 
-from fedslice.config import Request, resolve
+from fedslice.config import resolve
 from fedslice.core.errors import UserError, run_warnings
 from fedslice.reproduce.jobs import Job, by_group
 from fedslice.reproduce.progress import Progress
+from fedslice.runs.callbacks import Callback, RunState
 from fedslice.runs.execute import default_directory, execute
+from fedslice.runs.settings import RunSettings
 from fedslice.signals import Stopped, deferred
 
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -218,23 +220,35 @@ def _end_with(line: Connection) -> None:
         os._exit(1)
 
 
-def _work(asked: Request, out: Path) -> Outcome:
+def _work(asked: RunSettings, out: Path) -> Outcome:
     """One run from beginning, or from its checkpoint, to end."""
     plan = resolve(asked)
     place = out / default_directory(plan).name
-    told = 0.0
-
-    def on_round(done: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _REPORT_SECONDS:
-            told = time.monotonic()
-            _tell(done, None)
-
     with run_warnings(_note):
-        document = execute(plan, place, resume=True, on_round=on_round, on_row=lambda row: _tell(row["round"], row))
-    diverged = document["diverged"]
-    since = None if diverged is None else diverged["round"]
-    return Outcome(str(place), plan.task.source, tuple(document["metrics"]), diverged=since)
+        run = execute(plan, place, resume=True, callbacks=[_Line()])
+    since = None if run.diverged is None else run.diverged["round"]
+    return Outcome(str(place), plan.task.source, tuple(run.rows), diverged=since)
+
+
+class _Line(Callback):
+    """Tells the process that waits how far the run is, not too often."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def on_start(self, run: RunState) -> None:
+        """Where it begins."""
+        self.on_round(run)
+
+    def on_round(self, run: RunState) -> None:
+        """A round is done."""
+        if time.monotonic() - self._told >= _REPORT_SECONDS:
+            self._told = time.monotonic()
+            _tell(run.round, None)
+
+    def on_evaluation(self, run: RunState, row: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """A row is there."""
+        _tell(row["round"], dict(row))
 
 
 def _note(sentence: str) -> None:

@@ -34,7 +34,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: dict[str, Any]) -> Non
     One process at a time may save to a path; for a run, the directory's lock sees to that. Meta goes through
     JSON as Python writes it: infinities and NaN survive, tuples come back as lists and keys as strings.
     """
-    packed = _packed(tensors)
+    packed = plain(tensors)
     body = json.dumps({"meta": meta, "order": list(packed)})
     with writing(path), replacing(path) as fresh:
         save_file(packed, fresh, metadata={_BODY: body, _CHECKSUM: _checksum(body, packed)})
@@ -122,7 +122,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as safetensors wants them: on the CPU, contiguous, and no two in the same memory."""
     packed: dict[str, Tensor] = {}
     storages: set[int] = set()

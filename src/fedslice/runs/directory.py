@@ -2,8 +2,10 @@
 
     config.json             what determines the result; a directory belongs to one configuration for good
     environment.json        the software and hardware on which the run began
-    origin.json             the command that makes this run
-    columns.json            of which scores less is better, and of which more
+    origin.json             the command that makes this run, and its settings
+    columns.json            the columns of the log: kind, unit, direction, heading
+    module.safetensors      what of the model's state dict is not trained, and the names of all of it
+    vocabularies.json       the values that ids and classes stand for, if the task has any
     panels.json             what task and recipe have to show in a report: at the beginning, then at the end
     metrics.jsonl           one row per line, on disk before the next step is taken
     clients.csv             a row per client, if instruments look at single clients; written when the run ends
@@ -24,6 +26,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +38,7 @@ from fedslice.disk import read_bytes, reason, writing
 from fedslice.panel import Panel
 from fedslice.runs import checkpoint as checkpoints
 from fedslice.runs.environment import describe
+from fedslice.schema import Column
 
 # The names of its files.
 CONFIG = "config.json"
@@ -46,7 +50,21 @@ METRICS = "metrics.jsonl"
 CLIENTS = "clients.csv"
 _CHECKPOINT = "checkpoint.safetensors"
 FINISHED = "finished.json"
-_REPLACED = (CONFIG, ENVIRONMENT, ORIGIN, COLUMNS, PANELS, METRICS, CLIENTS, _CHECKPOINT, FINISHED)
+MODULE = "module.safetensors"
+VOCABULARIES = "vocabularies.json"
+_REPLACED = (
+    CONFIG,
+    ENVIRONMENT,
+    ORIGIN,
+    COLUMNS,
+    MODULE,
+    VOCABULARIES,
+    PANELS,
+    METRICS,
+    CLIENTS,
+    _CHECKPOINT,
+    FINISHED,
+)
 LOCK = "lock"
 _SCRATCH = "scratch"
 _ABSENT = object()
@@ -102,6 +120,12 @@ class RunDirectory:
         return found if isinstance(found, dict) else None
 
     @property
+    def stopped(self) -> dict[str, Any] | None:
+        """When and why a complete run ended before its last round; None if it did not."""
+        found = (self._ended() or {}).get("stopped")
+        return found if isinstance(found, dict) else None
+
+    @property
     def scratch(self) -> Path:
         """A folder, which need not exist, for files that grow with the run."""
         return self.path / _SCRATCH
@@ -125,19 +149,22 @@ class RunDirectory:
         bound = {**meta, "round": round, "metric_rows": self._writable()}
         checkpoints.save(self.path / _CHECKPOINT, tensors, bound)
 
-    def origin(self, command: str) -> None:
-        """Note the command that makes this run."""
+    def origin(self, command: str, settings: Mapping[str, Any]) -> None:
+        """Note the command that makes this run, and its settings as they were given."""
         self._writable()
-        _write_json(self.path / ORIGIN, {"command": command})
+        _write_json(self.path / ORIGIN, {"command": command, "settings": dict(settings)})
 
-    def columns(self, lower_is_better: Mapping[str, bool]) -> None:
-        """Note of each score whether less of it is better."""
+    def columns(self, columns: Sequence[Column]) -> None:
+        """Note what the columns of the log are."""
         self._writable()
-        names = {
-            side: [name for name, lower in lower_is_better.items() if lower is which]
-            for side, which in (("lower_is_better", True), ("higher_is_better", False))
-        }
-        _write_json(self.path / COLUMNS, names)
+        _write_json(self.path / COLUMNS, [asdict(one) for one in columns])
+
+    def vocabularies(self, text: str) -> None:
+        """Note what ids and classes stand for, as :func:`fedslice.data.vocabulary.dumps` writes it."""
+        self._writable()
+        path = self.path / VOCABULARIES
+        with writing(path), checkpoints.replacing(path) as fresh:
+            fresh.write_text(text, encoding="utf-8")
 
     def panels(self, panels: Sequence[Panel]) -> None:
         """Replace what there is to show beside the metrics."""
@@ -159,25 +186,35 @@ class RunDirectory:
         Of a finished run this is the last state, and the log stays whole. Before anything is changed, a log whose
         checkpointed part is damaged is refused, and ``accept`` may refuse the state or the rows that belong to it.
         """
-        path = self.path / _CHECKPOINT
-        state = checkpoints.load(path) if path.exists() else None
-        if state is not None:
-            for name in ("round", "metric_rows"):
-                _check_count(path, name, state[1].get(name))
-        found = (state[1]["round"], *state) if state else None
+        found = self.state()
         if not self.finished:
             self._cut_log(found, accept)
         return found
+
+    def state(self) -> State | None:
+        """The newest checkpoint as (round, tensors, meta); None if there is none. Nothing is changed."""
+        path = self.path / _CHECKPOINT
+        state = checkpoints.load(path) if path.exists() else None
+        if state is None:
+            return None
+        for name in ("round", "metric_rows"):
+            _check_count(path, name, state[1].get(name))
+        return state[1]["round"], *state
 
     @property
     def checkpoint_path(self) -> Path:
         """Where the checkpoint lies, for sentences that speak of it."""
         return self.path / _CHECKPOINT
 
-    def finish(self, diverged: dict[str, Any] | None = None) -> None:
+    @property
+    def layout_path(self) -> Path:
+        """Where the entries of the model's state dict that are not trained lie."""
+        return self.path / MODULE
+
+    def finish(self, diverged: dict[str, Any] | None = None, stopped: dict[str, Any] | None = None) -> None:
         """Mark the run as complete. Nothing can be written to it from then on, so the lock is released."""
         digest = hashlib.sha256(read_bytes(self.path / METRICS)).hexdigest()
-        found = {"metric_rows": self._writable(), "metrics_sha256": digest, "diverged": diverged}
+        found = {"metric_rows": self._writable(), "metrics_sha256": digest, "diverged": diverged, "stopped": stopped}
         shutil.rmtree(self.scratch, ignore_errors=True)
         _write_json(self.path / FINISHED, found)
         self.close()
@@ -283,6 +320,9 @@ class RunDirectory:
         if found["metric_rows"] != len(lines):
             raise self._damaged(f"counts {found['metric_rows']!r:.20} rows, but {METRICS} has {len(lines)}")
         rounds, last = self._rounds(), self._parsed(lines)[-1].get("round") if lines else None
+        stopped = found.get("stopped")
+        if isinstance(stopped, dict) and rounds is not None:
+            rounds = stopped.get("round")
         if rounds is not None and last != rounds:
             raise self._damaged(f"calls a run of {rounds} rounds complete, but {METRICS} ends at round {last!r:.20}")
         log = read_bytes(self.path / METRICS) if lines else b""

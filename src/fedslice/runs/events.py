@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from fedslice.core.errors import UserError
 from fedslice.disk import writing
 from fedslice.runs.naming import short_names
-from fedslice.runs.reading import Run
+from fedslice.runs.run import Run
+from fedslice.schema import find
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
-
-_COSTS = ("up_bytes", "down_bytes", "enrol_bytes", "framing_bytes", "seconds")
 
 
 class Events:
@@ -101,7 +100,7 @@ def tag(name: str) -> str:
     >>> tag("test_auc"), tag("up_bytes"), tag("rejected")
     ('test/auc', 'cost/up_bytes', 'rejected')
     """
-    if name in _COSTS:
+    if find(name).kind == "cost":
         return f"cost/{name}"
     group, _, rest = name.partition("_")
     return f"{group}/{rest}" if group in ("train", "test") and rest else name
@@ -109,7 +108,7 @@ def tag(name: str) -> str:
 
 def export(runs: Sequence[Run], folder: Path) -> None:
     """Write the events of runs that exist, each to a folder below this one; what an earlier export wrote is void."""
-    for run, name in zip(runs, short_names([run.path for run in runs]), strict=True):
+    for run, name in zip(runs, short_names([run.directory for run in runs]), strict=True):
         with closing(Events(folder / name, run.config)) as events:
             for row in run.rows:
                 events.row(row)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,89 +11,32 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedslice.core.errors import UserError
 from fedslice.disk import read_bytes, reason
-from fedslice.metrics import Directions
 from fedslice.panel import LARGEST, Panel
 from fedslice.runs.directory import COLUMNS, CONFIG, ENVIRONMENT, METRICS, ORIGIN, PANELS, RunDirectory
+from fedslice.runs.run import Run
+from fedslice.schema import Column
 from fedslice.settings import first_problem
-from fedslice.training.devices import PRESETS
 
 _LIST = TypeAdapter(list[Panel])
+_COLUMNS = TypeAdapter(list[Column])
 _DEEPEST = 50  # of a document: deeper than any run writes it
 _ROUNDS = 10**9
 _SEEDS = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a run directory says."""
-
-    path: Path
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    command: str | None  # that makes this run again; older runs do not know it
-    panels: list[Panel]
-    rows: list[dict[str, Any]]
-    finished: bool
-    diverged: dict[str, Any] | None = (
-        None  # of a finished run: the round, and how many updates were rejected of how many
-    )
-    declared: Directions = field(default_factory=dict)  # of which scores less is better; older runs do not say
-
-    @property
-    def task(self) -> str:
-        """The task's name."""
-        return str(self.config["task"]["name"])
-
-    @property
-    def recipe(self) -> str:
-        """The recipe's name."""
-        return str(self.config["recipe"]["name"])
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return int(self.config["seed"])
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds it is to have."""
-        return int(self.config["rounds"])
-
-    @property
-    def method(self) -> dict[str, Any]:
-        """All settings but the task's and the seed: runs that agree in them are runs of one method.
-
-        Of devices that were drawn by the seed the configuration has a digest, which differs by seed; here they are
-        called after what they were drawn from.
-        """
-        recipe = {key: value for key, value in self.config["recipe"].items() if key != "name"}
-        rest = {key: value for key, value in self.config.items() if key not in ("task", "recipe", "seed")}
-        drawn = option(self.command, "--devices")
-        return recipe | rest | ({"devices": drawn} if "devices" in rest and drawn in PRESETS else {})
-
-
-def option(command: str | None, name: str) -> str | None:
-    """Return what a run's command says after an option, or None."""
-    try:
-        words = shlex.split(command or "")
-    except ValueError:  # no command of ours
-        return None
-    return words[words.index(name) + 1] if name in words[:-1] else None
-
-
-def directions(path: Path) -> Directions:
-    """Return which scores of a run are better when they are less, as far as the run says so."""
-    if not (path / COLUMNS).exists():
+def declared(path: Path) -> dict[str, Column]:
+    """Return the columns of a run, as far as it says what they are."""
+    file = path / COLUMNS
+    if not file.exists():
         return {}
-    found = _object(path / COLUMNS)
-    sides = [found.get(side) for side in ("lower_is_better", "higher_is_better")]
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in sides):
+    try:
+        found = _COLUMNS.validate_json(read_bytes(file))
+    except (OSError, ValidationError) as error:
+        what = reason(error) if isinstance(error, OSError) else first_problem(error)
         raise UserError(
-            f"{path / COLUMNS} holds no lists 'lower_is_better' and 'higher_is_better' of columns; delete the file, "
-            "and directions are told by the columns' names."
-        )
-    lower, higher = sides
-    return dict.fromkeys(higher or (), False) | dict.fromkeys(lower or (), True)
+            f"{file} holds no list of columns ({what}); delete the file, and columns are told by their names."
+        ) from None
+    return {one.name: one for one in found}
 
 
 def find(places: Iterable[Path]) -> list[Path]:
@@ -123,7 +64,7 @@ def read(path: Path) -> Run:
     origin = _object(path / ORIGIN) if (path / ORIGIN).exists() else {}
     environment = _object(path / ENVIRONMENT) if (path / ENVIRONMENT).exists() else {}
     run = RunDirectory(path)
-    command = origin.get("command")
+    command, settings = origin.get("command"), origin.get("settings")
     return Run(
         path,
         config,
@@ -133,7 +74,9 @@ def read(path: Path) -> Run:
         check_rows(path, run.metrics()),
         run.finished,
         run.diverged,
-        directions(path),
+        declared(path),
+        run.stopped,
+        settings if isinstance(settings, dict) else {},
     )
 
 

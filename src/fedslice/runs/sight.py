@@ -14,7 +14,8 @@ from fedslice.plot import DARK
 from fedslice.runs.directory import FINISHED as FINISHED_FILE
 from fedslice.runs.directory import LOCK, METRICS
 from fedslice.runs.naming import rank, short_names
-from fedslice.runs.reading import Run, find, read
+from fedslice.runs.reading import find, read
+from fedslice.runs.run import Run
 
 RUNNING, STOPPED, FINISHED = "running", "stopped", "finished"
 
@@ -109,4 +110,4 @@ def _mark(path: Path) -> tuple[int, int] | None:
 def _names(runs: Sequence[Run]) -> list[str]:
     """Recipe and seed, where they tell the runs apart."""
     names = [f"{run.recipe} seed {run.seed}" for run in runs]
-    return names if len(set(names)) == len(names) else short_names([run.path for run in runs])
+    return names if len(set(names)) == len(names) else short_names([run.directory for run in runs])

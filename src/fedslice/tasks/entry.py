@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedslice.core.errors import UserError
 from fedslice.settings import concerned, first_problem
 from fedslice.task import Task
+from fedslice.training.settings import Seed
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+__all__ = ["Entry", "Options", "Seed", "data_folder"]
 
 
 class Options(BaseModel):

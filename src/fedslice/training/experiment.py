@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedslice.core.errors import RunWarning, UserError, shown
+from fedslice.core.errors import RunWarning, UserError, shown, unknown
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec, TableGroup
 from fedslice.measure.base import Moment, Scene
 from fedslice.measure.heat import heat_panels
-from fedslice.measure.instruments import INSTRUMENTS, Instruments
+from fedslice.measure.instruments import Instruments
 from fedslice.measure.sizes import size_panels
 from fedslice.panel import Panel
 from fedslice.recipe import Recipe
@@ -33,11 +33,12 @@ from fedslice.training.ledger import Ledger
 from fedslice.training.population import Population
 from fedslice.training.rounds import enrol, play_round
 from fedslice.training.server import Server
+from fedslice.training.settings import ExperimentSettings, checked
 from fedslice.training.state import AMOUNTS, COUNTS, check_numbers, check_tensors, inventory
 from fedslice.training.transports.memory import InMemory, Packed
 
 Row = dict[str, Any]
-_NUMBERS = (*COUNTS, *AMOUNTS, "diverged_round", "sound")  # of an experiment's state
+_NUMBERS = (*COUNTS, *AMOUNTS, "diverged_round", "sound", "ended")  # of an experiment's state
 
 
 def spec_of(task: Task, recipe: Recipe, seed: int, rounds: int | None, timed: bool = False) -> Spec:
@@ -62,17 +63,11 @@ class Experiment:
     Args:
         task: The network with all clients' data.
         recipe: The method.
-        rounds: Number of rounds.
-        seed: Seed of the initial model, the cohorts and the batches.
-        eval_every: Rounds between evaluations.
-        engine: ``auto``, ``vectorized`` or ``sequential``.
-        chunk: How many clients train at once; chosen with the engine by default.
-        device: Where to compute.
-        measure: Names of instruments.
         devices: Simulated devices.
-        wire: Whether every message becomes bytes and is read back: slower, and the same to float tolerance.
         scratch: A folder for what grows with the rounds beyond a checkpoint's size; a saved experiment is continued
             with the same one.
+        warm_start: Values of all trained parameters to start from, in place of those of a new module.
+        settings: ``rounds``, ``seed``, ``eval_every`` and the other fields of :class:`ExperimentSettings`.
     """
 
     def __init__(
@@ -80,54 +75,44 @@ class Experiment:
         task: Task,
         recipe: Recipe,
         *,
-        rounds: int,
-        seed: int = 0,
-        eval_every: int = 10,
-        engine: str = "auto",
-        chunk: int | None = None,
-        device: str = "cpu",
-        measure: Sequence[str] = (),
         devices: Devices | None = None,
-        wire: bool = False,
         scratch: Path | None = None,
+        warm_start: Mapping[str, Tensor] | None = None,
+        **settings: Any,
     ):
-        for name, value in {
-            "rounds": rounds,
-            "eval_every": eval_every,
-            "chunk": 1 if chunk is None else chunk,
-        }.items():
-            if value < 1:
-                raise UserError(f"{name}={value}; give 1 or more.")
-        if not isinstance(engine, str):
-            raise UserError(f"engine={shown(engine)}: expected a name, one of {', '.join(('auto', *ENGINES))}.")
-        if isinstance(measure, str) or not all(isinstance(one, str) for one in measure):
-            raise UserError(
-                f"measure={shown(measure)}: expected a list of names, from {', '.join(INSTRUMENTS)}; write for example "
-                "measure=['personal']."
-            )
-        self._instruments = Instruments(measure)
-        self.rounds = rounds
-        self.seed = seed
-        self.eval_every = eval_every
+        given = checked(ExperimentSettings, settings)
+        if given.engine not in ("auto", *ENGINES):
+            raise unknown("engine", given.engine, ("auto", *ENGINES))
+        self._instruments = Instruments(given.measure)
+        self.rounds = given.rounds
+        self.seed = seed = given.seed
+        self.eval_every = given.eval_every
         self.recipe = recipe
-        place = device_by_name(device)
+        place = device_by_name(given.device)
         whole = task if place.type == "cpu" else task.to(place)
         self.task = recipe.select.population(whole)
         if devices is not None and len(devices) != len(task.federation):
             raise UserError(f"devices are {len(devices)}, clients {len(task.federation)}; give one device per client.")
         travels = "pools" not in recipe.select.provides
         self._devices = devices if travels else None
-        self.spec = spec_of(self.task, recipe, seed, rounds, self._devices is not None)
+        self.spec = spec_of(self.task, recipe, seed, given.rounds, self._devices is not None)
         self.events = Events()
         self.population = Population(
-            self.spec, self.task, device=place, devices=self._devices, engine=engine, chunk=chunk, events=self.events
+            self.spec,
+            self.task,
+            device=place,
+            devices=self._devices,
+            engine=given.engine,
+            chunk=given.chunk,
+            events=self.events,
         )
-        initial = {name: value.to(place) for name, value in self.task.initial(seed).items()}
+        start = self.task.initial(seed) if warm_start is None else warm_start
+        initial = {name: value.to(place, copy=True) for name, value in start.items()}
         self.server = Server(self.spec, initial, scratch=scratch, events=self.events)
         samples = None if self._devices is None else self.population.run.samples(torch.arange(len(self.population)))
         self.ledger = Ledger(self.spec, self._devices, samples)
         self.events.add(self.ledger)
-        self.transport = (Packed if wire else InMemory)(self.population)
+        self.transport = (Packed if given.wire else InMemory)(self.population)
         enrol(self.server, self.transport, torch.arange(len(self.population)))
         recipe.select.check(self.server.states["select"])
         self._scene = Scene(self.spec, whole, self.population, self.server, scratch)
@@ -137,6 +122,7 @@ class Experiment:
         self.diverged_round: int | None = None
         self.sound = True  # loss and model were finite at the last evaluation
         self.seconds = 0.0
+        self.ended: str | None = None  # why no further round is played
         self._warned = False
 
     @property
@@ -168,6 +154,11 @@ class Experiment:
         return self.population.engine
 
     @property
+    def moment(self) -> Moment:
+        """The experiment as an instrument sees it."""
+        return Moment(self._scene, self.round, self.model, self.engine)
+
+    @property
     def diverged(self) -> Divergence | None:
         """Whether the last evaluation found the run diverged, and since when."""
         at = self.diverged_round
@@ -176,7 +167,11 @@ class Experiment:
     @property
     def evaluates(self) -> bool:
         """Whether the metrics are measured after the rounds done so far."""
-        return self.round % self.eval_every == 0 or self.round == self.rounds
+        return self.round % self.eval_every == 0 or self.round == self.rounds or self.ended is not None
+
+    def end(self, reason: str) -> None:
+        """Play no further round. If the one at hand is not evaluated yet, it still is."""
+        self.ended = self.ended or reason
 
     def run(self, tick: Callable[[int], None] = lambda _: None) -> list[Row]:
         """All remaining rounds; ``tick`` is told the number of each that is done."""
@@ -186,7 +181,7 @@ class Experiment:
         """The same, one row at a time: between rows the experiment can be saved, and in a tick without a row."""
         if self.round == 0:
             yield self._row()
-        while self.round < self.rounds:
+        while self.round < self.rounds and self.ended is None:
             watch = Stopwatch()
             with threads(self.engine.round_threads):
                 before = self.rejected, self.updates
@@ -233,7 +228,7 @@ class Experiment:
         with threads(self.engine.threads):
             scores = evaluate(self.task, self.model, self.seed)
             self._judge(scores)
-            scores |= self._instruments.measure(Moment(self._scene, self.round, self.model, self.engine))
+            scores |= self._instruments.measure(self.moment)
         words = {} if "exact" in self.recipe.codec.provides else {"up_words": books.words}
         clock = {} if self._devices is None else {"clock": books.clock}
         return {"round": self.round, **scores, **counts, **words, **clock, "seconds": self.seconds}

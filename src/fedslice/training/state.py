@@ -43,6 +43,9 @@ def check_numbers(numbers: Mapping[str, Any], rounds: int) -> None:
     at = _number(numbers, "diverged_round")
     if at is not None and (type(at) is not int or not 0 <= at <= numbers["round"]):
         raise UserError(f"diverged_round is {at!r:.40}, expected a round that is done, or none")
+    ended = _number(numbers, "ended")
+    if ended is not None and not isinstance(ended, str):
+        raise UserError(f"ended is {ended!r:.40}, expected a reason, or none")
     for name in ("finite", "sound"):
         if type(found := _number(numbers, name)) is not bool:
             raise UserError(f"{name} is {found!r:.40}, expected true or false")

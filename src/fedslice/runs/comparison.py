@@ -4,67 +4,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedslice.config import Request, known_settings, request
-from fedslice.core.errors import UserError, unknown
-from fedslice.measure.instruments import is_measured
-from fedslice.metrics import Directions, lower_is_better
+import polars as pl
+
+from fedslice.config import known_settings, named_recipe, request
+from fedslice.core.errors import UserError
+from fedslice.runs.results import end_sheet, legend, target_sheet
+from fedslice.runs.run import Run
+from fedslice.runs.settings import RunSettings
+from fedslice.runs.stopping import Target
+from fedslice.schema import Column, Columns, find
 from fedslice.settings import is_setting, no_setting
+from fedslice.sheets import Sheet, html
+
+if TYPE_CHECKING:
+    from fedslice.recipe import Recipe
 
 Document = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Target:
-    """A metric and the value to reach: from above if less of it is better, else from below.
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs of several recipes and seeds on one task: what :func:`fedslice.compare` returns.
 
-    ``lower`` says whether less is better; ``None`` leaves that to the metric's name, as for a metric that was never
-    declared.
+    Args:
+        runs: The runs, by recipe and then by seed.
+        target: The target, if one was given.
+        baseline: The recipe whose simulated time to the target counts as one.
+        keep: Whatever must live as long as this object.
     """
 
-    metric: str
-    value: float
-    lower: bool | None = None
-
-    @classmethod
-    def parse(cls, text: str, known: Iterable[str], declared: Directions | None = None) -> Target:
-        """From ``metric=value``, where the metric is one of the known."""
-        name, _, number = text.partition("=")
-        if name not in known:
-            raise unknown("metric", name, known)
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"--target {text!r}: {number!r} is not a number; write for example {name}=0.6.")
-        return cls(name, value, (declared or {}).get(name))
+    runs: list[Run]
+    target: Target | None = None
+    baseline: str | None = None
+    keep: object = field(default=None, compare=False)
 
     @property
-    def from_above(self) -> bool:
-        """Whether less of the metric is better."""
-        return lower_is_better(self.metric) if self.lower is None else self.lower
+    def task(self) -> str:
+        """The task's name."""
+        return self.runs[0].task
 
-    def reached(self, row: Document) -> bool:
-        """Return whether this row reaches it; a metric that is undefined or infinite there does not."""
-        found = row.get(self.metric)
-        if found is None or not abs(found) < math.inf:
-            return False
-        return bool(found <= self.value if self.from_above else found >= self.value)
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What the columns of the logs are."""
+        return {name: column for run in reversed(self.runs) for name, column in run.columns.items()}
+
+    @cached_property
+    def rows(self) -> list[Document]:
+        """A row per recipe, as :func:`table` has it."""
+        return table((run.document() for run in self.runs), self.target, self.baseline, self.columns)
+
+    @cached_property
+    def frame(self) -> pl.DataFrame:
+        """A row per recipe: its costs until the target, and what it has at the end, as means over seeds."""
+        rows = [{key: value for key, value in row.items() if not isinstance(value, list)} for row in self.rows]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return pl.DataFrame({name: [row.get(name) for row in rows] for name in names}, strict=False)
+
+    def sheets(self) -> list[Sheet]:
+        """Return the tables: until the target, if there is one, and at the end."""
+        rows, columns = self.rows, self.columns
+        metrics = [name for name in rows[0] if not name.endswith("_std") and find(name, columns).measured]
+        found = [end_sheet(rows, metrics, columns)]
+        if self.target is not None:
+            every = cadence(run.document() for run in self.runs)
+            found.insert(0, target_sheet(rows, self.target, columns, every, self.baseline))
+        return found
+
+    def report(self, path: str | Path) -> Path:
+        """Write the page of all runs, which needs nothing but a browser, and return where it is."""
+        from fedslice.report.page import write
+
+        write(self.runs, Path(path), target=self.target, baseline=self.baseline)
+        return Path(path)
+
+    def document(self) -> Document:
+        """Return what ``fedslice compare --json`` prints."""
+        return {"task": self.task, "runs": [run.document() for run in self.runs], "table": self.rows}
+
+    def __repr__(self) -> str:
+        return str(self.frame)
+
+    def _repr_html_(self) -> str:
+        sheets = self.sheets()
+        return "\n".join([*map(html, sheets), f"<p>{legend(sheets)}</p>"])
 
 
-def requests(said: Mapping[str, Any], names: Iterable[str], seeds: int) -> list[Request]:
+def requests(said: Mapping[str, Any], recipes: Sequence[str | Recipe], seeds: int) -> list[RunSettings]:
     """One request per recipe and seed; a setting, or a cohort, goes to the recipes that have it."""
     if seeds < 1:
         raise UserError(f"seeds={seeds}; give 1 or more.")
-    names = list(names)
+    names = [named_recipe(one)[1] for one in recipes]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"recipe {name!r} is named {names.count(name)} times; name each recipe once.")
-    known = {name: known_settings(request({**said, "recipe": name})) for name in names}
+    known = {name: known_settings(request({**said, "recipe": one})) for name, one in zip(names, recipes, strict=True)}
     owners = dict.fromkeys(owner for own in known.values() for owner in own)
     every = {owner: [name for own in known.values() for name in own.get(owner, ())] for owner in owners}
     settings, first = said.get("set", {}), said.get("seed", 0)
@@ -76,15 +115,17 @@ def requests(said: Mapping[str, Any], names: Iterable[str], seeds: int) -> list[
     return [
         request(
             {key: value for key, value in said.items() if key != "cohort" or "cohort" in own["select"]}
-            | {"recipe": name, "seed": first + number}
+            | {"recipe": one, "seed": first + number}
             | {"set": {key: value for key, value in settings.items() if is_setting(key, own)}}
         )
-        for name, own in known.items()
+        for own, one in zip(known.values(), recipes, strict=True)
         for number in range(seeds)
     ]
 
 
-def table(runs: Iterable[Document], target: Target | None, baseline: str | None = None) -> list[Document]:
+def table(
+    runs: Iterable[Document], target: Target | None, baseline: str | None = None, columns: Columns | None = None
+) -> list[Document]:
     """One row per recipe: means over seeds with standard deviations. A target is reached if every seed reached it.
 
     ``rounds_to_target`` counts to the first evaluation that shows the target. ``diverged`` counts the runs that ended
@@ -94,7 +135,7 @@ def table(runs: Iterable[Document], target: Target | None, baseline: str | None 
     groups: dict[str, list[Document]] = {}
     for run in runs:
         groups.setdefault(run["recipe"], []).append(run)
-    rows = [_summary(recipe, group, target) for recipe, group in groups.items()]
+    rows = [_summary(recipe, group, target, columns or {}) for recipe, group in groups.items()]
     if baseline is not None:
         relate(rows, baseline)
     return rows
@@ -115,11 +156,11 @@ def relate(rows: Sequence[Document], baseline: str) -> None:
         row["t2a"] = own / its if own is not None and its else None
 
 
-def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Document:
+def _summary(recipe: str, runs: Sequence[Document], target: Target | None, columns: Columns) -> Document:
     row: Document = {"recipe": recipe, "seeds": [run["seed"] for run in runs]}
     hits = [_hit(run, target) for run in runs]
     reached = [hit for hit in hits if hit is not None]
-    row["target"] = None if target is None else f"{target.metric}={target.value}"
+    row["target"] = None if target is None else str(target)
     row["reached"] = len(reached)
     row["diverged"] = sum(run.get("diverged") is not None for run in runs)
     row["rounds_to_target_by_seed"] = [None if hit is None else hit["round"] for hit in hits]
@@ -133,11 +174,11 @@ def _summary(recipe: str, runs: Sequence[Document], target: Target | None) -> Do
     last = [run["metrics"][-1] for run in runs]
     for key in last[0]:
         values = [found[key] for found in last]
-        if any(value is None for value in values) or (row["diverged"] and is_measured(key)):
+        if any(value is None for value in values) or (row["diverged"] and find(key, columns).measured):
             row[key] = None
             continue
         row[key] = mean(values)
-        if len(values) > 1 and is_measured(key):
+        if len(values) > 1 and find(key, columns).measured:
             row[f"{key}_std"] = _deviation(values)
     return row
 

@@ -160,6 +160,7 @@ def test_the_list_says_what_recipes_do_and_what_defaults_are() -> None:
         ("fedslice compare hotcold --recipes lo", ("local",)),
         ("fedslice compare hotcold --recipes fedavg,fedav", ("fedavg,fedavgm",)),
         ("fedslice run hotcold --measure gr", ("gradient-norms",)),
+        ("fedslice explain fedsub", ("fedsubavg",)),
         ("fedslice reproduce S0/t", ("S0/table1", "S0/table2", "S0/table3")),
         ("fedslice list ", ("recipes", "parts", "tasks", "exhibits")),
     ],

@@ -4,11 +4,17 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+import fedslice
+from fedslice import registry
+from fedslice.codecs import Sign, StreamingSubspace
+from fedslice.config import assignments
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -63,6 +69,40 @@ def test_the_page_on_processes_has_the_example_as_it_stands() -> None:
     code = (EXAMPLES / "two_processes.py").read_text().strip()
     assert f"```python\n{code}\n```" in (ROOT / "docs" / "processes.md").read_text()
     assert len([line for line in code.splitlines() if line and '"""' not in line]) <= 35
+
+
+@pytest.mark.parametrize("name", ["own_codec", "own_combine"])
+def test_an_example_of_an_own_part_runs_and_stands_on_the_page_on_parts(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in registry.PLACES:
+        monkeypatch.setitem(registry._kinds, place, dict(registry.kinds(place)))
+    path = EXAMPLES / f"{name}.py"
+    code = path.read_text().strip()
+    assert f"```python\n{code}\n```" in (ROOT / "docs" / "extending.md").read_text()
+    runpy.run_path(str(path), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    losses = [float(re.search(r"loss (\S+)", line)[1].rstrip(",")) for line in lines]  # type: ignore[index]
+    assert len(losses) == (2 if name == "own_codec" else 3)
+    assert max(losses) < 0.69, "all of them learn"
+    if name == "own_codec":
+        sent = [int(line.split()[-3].replace(",", "")) for line in lines]
+        assert sent[1] < 0.6 * sent[0]
+    body = code.partition("@fs.register")[2].partition("if __name__")[0]
+    assert len([line for line in body.splitlines() if line.strip() and '"""' not in line]) <= 25
+
+
+def test_the_page_on_parts_says_what_holds() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    for place, bases in re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.M):
+        for name in re.findall(r"`(?:fedslice\.)?(\w+)`", bases):
+            assert getattr(fedslice, name).place == place
+    words = re.search(r"--set (codec=subspace .*?)`", page)
+    assert words is not None
+    codec = StreamingSubspace(inner=Sign(error_feedback=False))
+    assert fedslice.recipes.get("fedavg", **assignments(words[1].split())).codec == codec
+    table = tomllib.loads(re.search(r"```toml\n(\[set.*?)```", page, re.S)[1])["set"]  # type: ignore[index]
+    assert fedslice.recipes.get("fedavg").with_options(table).codec == codec
 
 
 def test_the_names_of_the_page_on_processes_exist() -> None:

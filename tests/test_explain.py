@@ -173,6 +173,7 @@ def test_a_docstring_is_read_to_the_end_of_its_arguments() -> None:
 
 def test_the_command_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(registry._kinds, "combine", dict(registry.kinds("combine")))
     done = fedslice("explain", "fedsubavg", "--set", "local.lr=0.2", "max_coef=10")
     assert done.code == 0
     assert "Recipe(slices=FeatureRows(), local=SGD(lr=0.2), combine=HeatCorrected(max_coef=10.0))" in " ".join(
@@ -197,4 +198,3 @@ def test_the_command_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "from mine" in own.out
     assert fedslice("explain", "mine.py:fs").err == "fedslice: mine.py:fs is a module, expected a Recipe.\n"
     assert "did you mean 'fedsubavg'" in fedslice("explain", "fedsubavgg").err
-    registry._kinds["combine"].pop("mine-twice")

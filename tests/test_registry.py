@@ -1,6 +1,7 @@
 """Parts of users: how they are found, what is checked of them, and that runs with them are like any other."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -349,6 +350,27 @@ def test_a_part_from_an_experiment_file_and_from_a_module(here: Path) -> None:
     assert '"scale": 256.0' in config
 
 
+def test_an_inner_part_is_the_same_in_words_in_tables_and_in_what_a_run_keeps(here: Path) -> None:
+    words = ("codec=subspace", "rank=2", "warmup=1", "codec.inner=sign", "codec.inner.error_feedback=false")
+    assert fedslice("run", *SMALL, *words, "--out", "words").code == 0
+    lines = "".join(f"{word.replace('=', ' = ')}\n" for word in SMALL[-4:])
+    (here / "nested.toml").write_text(
+        f'task = "hotcold"\nrounds = 6\ncohort = 6\neval_every = 2\n[set]\n{lines}[set.codec]\nname = "subspace"\n'
+        'rank = 2\nwarmup = 1\ninner = { name = "sign", error_feedback = false }\n'
+    )
+    assert fedslice("run", "nested.toml", "--out", "table").code == 0
+    kept = [json.loads((here / run / "config.json").read_text()) for run in ("words", "table")]
+    assert kept[0] == kept[1]
+    assert kept[0]["recipe"]["codec"]["inner"] == {"name": "sign", "error_feedback": False}
+    codec = StreamingSubspace(rank=2, warmup=1, inner=Sign(error_feedback=False))
+    assert Recipe.from_settings(kept[0]["recipe"]).codec == codec
+    again = fedslice("run", "nested.toml", "--out", "words", "--resume")
+    assert again.code == 0, again.err
+    other = fedslice("run", *SMALL, *words[:-1], "--out", "words", "--resume")
+    assert other.code == 2
+    assert "error_feedback" in other.err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -359,6 +381,8 @@ def test_a_part_from_an_experiment_file_and_from_a_module(here: Path) -> None:
         ("codec=half.py:torch", "codec=half.py:torch is <module"),
         ("combine=half.py:Half", "combine=half.py:Half is a part for codec; write codec=half.py:Half"),
         ("codec=half.py:Half scale=x", "codec=half: scale='x': input should be a valid number"),
+        ("codec=half.py:Update", "codec=half.py:Update is <class"),
+        ("codec=half.py:fedslice.core.part.Part", "has no place in a recipe; derive it from Codec, Combine"),
         ("codec=:Half", "':Half' is no address; write module:name"),
     ],
 )

@@ -93,8 +93,9 @@ def part_row(place: str, label: str, kind: type[Component]) -> dict[str, Any]:
     """The entry of a part, with its default settings by their names inside of it."""
     from fedslice.settings import flat
 
-    defaults = flat({place: kind().settings()}, (place,))
-    return {"place": place, "part": label, "defaults": {k.removeprefix(f"{place}."): v for k, v in defaults.items()}}
+    told = flat({place: {"name": label, **kind().settings()}}, (place,))
+    defaults = {key.removeprefix(f"{place}."): value for key, value in told.items() if key != place}
+    return {"place": place, "part": label, "defaults": defaults}
 
 
 def _from_fedavg(name: str) -> dict[str, Any]:

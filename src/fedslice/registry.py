@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -47,6 +48,7 @@ def register(kind: Kind) -> Kind:
     Raises:
         UserError: If the class is no part, lacks a method that its base asks for, or has the name of another part.
     """
+    _builtin()  # what fedslice brings comes first: a clash is the newcomer's
     add(kind, _home(kind))
     return kind
 
@@ -116,6 +118,7 @@ def outside() -> list[type[Component]]:
 
 def load_entry_points() -> dict[str, str]:
     """Load the parts of installed packages, and return what went wrong by the name of the entry point."""
+    _builtin()
     for entry in entry_points(group=GROUP):
         if entry.name not in _loaded:
             _loaded[entry.name] = _enter(entry)
@@ -137,20 +140,20 @@ def build(owner: str, kind: type[Component], settings: Mapping[str, Any]) -> Com
         raise UserError(f"{owner}={kind.label}: {first_problem(error)}.", concerned(error, settings)) from None
 
 
+@cache
 def _builtin() -> None:
     """Enter what fedslice brings, once."""
-    if _OWN not in _loaded:
-        _loaded[_OWN] = ""
-        for package in _PACKAGES:
-            for kind in import_module(f"fedslice.{package}").PARTS:
-                add(kind, _OWN)
+    for package in _PACKAGES:
+        for kind in import_module(f"fedslice.{package}").PARTS:
+            add(kind, _OWN)
 
 
 def _at(place: str, address: str) -> type[Component]:
+    _builtin()
     kind = load(address)
     if not (inspect.isclass(kind) and issubclass(kind, Component)):
         raise UserError(f"{place}={address} is {shown(kind)}, expected a class of a part.")
-    if kind not in kinds(kind.place).values():
+    if kind not in _origins or kind not in kinds(kind.place).values():
         add(kind, address)
     if not is_own(kind):
         _origins[kind] = address
@@ -168,6 +171,8 @@ def _enter(entry: EntryPoint) -> str:
             add(kind, f"{package} ({entry.value})")
         if kind.label != entry.name:
             return f"entry point {entry.name!r} of {package} has the label {kind.label!r}; give both one name."
+    except UserError as error:
+        return str(error)
     except Exception as error:  # whatever it raises: other parts must stay usable
         return f"entry point {entry.value} of {package} could not be loaded: {type(error).__name__}: {error}"
     return ""

@@ -75,7 +75,7 @@ def flat(settings: Mapping[str, Any], owners: Collection[str]) -> dict[str, Any]
     """
     out: dict[str, Any] = {}
     for key, value in settings.items():
-        nested = isinstance(value, Mapping) and key.partition(".")[0] in owners
+        nested = isinstance(value, Mapping) and value and key.partition(".")[0] in owners
         for name, one in _lines(key, value) if nested else [(key, value)]:
             if name in out:
                 raise UserError(f"Setting {name} is given twice. Give it once.")
@@ -85,7 +85,7 @@ def flat(settings: Mapping[str, Any], owners: Collection[str]) -> dict[str, Any]
 
 def _lines(key: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _lines(f"{key}.{name}", value)
         else:
             yield (key if name == "name" else f"{key}.{name}"), value

@@ -113,9 +113,9 @@ class StreamingSubspace(CatchUp):
 
     Args:
         rank: Directions of the basis, R.
-        warmup: Rounds whose updates are sampled for the first basis, L.
-        every: A full round comes every so many rounds after the warm-up; 0 for none, and the basis stays as it is
-            (F-Sub of table 4).
+        warmup (rounds): Rounds whose updates are sampled for the first basis, L.
+        every (rounds): A full round comes every so many rounds after the warm-up; 0 for none, and the basis stays as it
+            is (F-Sub of table 4).
         decay: λ, the factor by which the past loses weight in every full round.
         inner: The codec by which full updates go up.
     """

@@ -28,7 +28,10 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show every setting of a recipe: its owner, value, default, unit, meaning, and the paper's value."""
+    """Show every setting of a recipe: value, unit, meaning.
+
+    Beside the value stand the default, where it is another one, and the value that the paper gives.
+    """
     options = pairs(set_ or [], "--set")
     with loading():
         from fedslice import address, recipes

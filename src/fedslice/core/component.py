@@ -57,7 +57,8 @@ class Component:
             ) from None
         for name in ("__setattr__", "__delattr__"):  # those of this class refuse every name
             delattr(cls, name)
-        cls.__repr__ = Component.__repr__  # type: ignore[method-assign] # so that no decorator brings another
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Component.__repr__  # type: ignore[method-assign] # so that no decorator brings another
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise dataclasses.FrozenInstanceError(f"{type(self).__name__} is frozen; cannot assign to {name!r}")

@@ -36,7 +36,7 @@ def check_declared(whose: str, fields: Fields, body: Body) -> None:
             raise UserError(f"{whose}: encode returned no field {name!r}, which fields() declares; return both alike.")
         if not isinstance(field, Field):
             continue
-        for value in _tensors(body[name]):
+        for value in _tensors(field, body[name]):
             _check(whose, name, field, value)
 
 
@@ -56,8 +56,10 @@ def _check(whose: str, name: str, field: Field, value: Tensor) -> None:
             )
 
 
-def _tensors(entries: object) -> Iterator[Tensor]:
+def _tensors(field: Field, entries: object) -> Iterator[Tensor]:
+    """The tensors of a field: entries on slices may hold parameters of other fields as well."""
     if isinstance(entries, Tensor):
         yield entries
     elif isinstance(entries, OnSlice | Update):
-        yield from entries.values.values()
+        own = entries.values if field.on is None else field.on.axes
+        yield from (value for name, value in entries.values.items() if name in own)

@@ -63,7 +63,10 @@ def test_as_a_process(tmp_path: Path) -> None:
         ((*RUN, "itmes=5"), "unknown setting 'itmes'; did you mean 'items'?"),
         ((*RUN, "mu=0.1"), "unknown setting 'mu'"),
         ((*RUN, "combine.lr=0.1"), "unknown setting 'combine.lr'; combine has weights."),
-        ((*RUN, "local.foo=1"), "unknown setting 'local.foo'; local has lr, iterations, epochs, batch_size, "),
+        (
+            (*RUN, "local.foo=1"),
+            "unknown setting 'local.foo'; local has optimizer, schedule, sampler, clip, accumulate, lr, ",
+        ),
         ((*RUN, "local.lrr=1"), "unknown setting 'local.lrr'; did you mean 'local.lr'?"),
         ((*RUN, "codec.share=1"), "unknown setting 'codec.share'; codec has no settings."),
         (

@@ -145,7 +145,7 @@ def test_feddc_by_hand() -> None:
 def published(task: Task, recipe: Recipe, rounds: int) -> tuple[Values, Values, list[Values]]:
     """Both methods, one client after the other, with whole models as memories: w, and all drifts."""
     local, samples, clients = recipe.local, task.federation.train, len(task.federation)
-    alpha = local.settings()["alpha"]
+    alpha = local.settings()["feddyn"]["alpha"]
     model = task.initial(0)
     mean, g = ({n: torch.zeros_like(v) for n, v in model.items()} for _ in range(2))
     drift, own = ([{n: torch.zeros_like(v) for n, v in model.items()} for _ in range(clients)] for _ in range(2))

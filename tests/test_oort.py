@@ -161,7 +161,7 @@ def test_a_clients_utility_is_its_samples_times_the_root_mean_square_of_their_lo
                 if len(each):
                     squares += each.square().tolist()
                     slopes = torch.autograd.grad(each.mean(), list(now.values()))
-                    pull = local.settings().get("mu", 0.0)
+                    pull = local.settings().get("prox", {}).get("mu", 0.0)
                     x = {
                         name: value - local.optimizer.lr * (slope + pull * (value - start[name]))
                         for (name, value), slope in zip(x.items(), slopes, strict=True)

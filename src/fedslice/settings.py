@@ -102,12 +102,13 @@ def no_setting(key: str, names: Mapping[str, Collection[str]]) -> UserError:
     if not dot:
         places = names.keys() - {TASK}
         return unknown("setting", key, {*places, *(one for own in names.values() for one in own)}, {name})
+    inside = [one for place, own in names.items() if f"{place}.".startswith(f"{owner}.") for one in own]
     if owner not in names:
-        hint = f"settings belong to {', '.join(names)}."
-    elif near := nearest(name, names[owner]):
+        hint = f"settings belong to {', '.join(place for place in names if '.' not in place)}."
+    elif near := nearest(name, inside):
         hint = f"did you mean '{owner}.{near}'?"
     else:
-        hint = f"{owner} has {', '.join(dict.fromkeys(names[owner])) or 'no settings'}."
+        hint = f"{owner} has {', '.join(dict.fromkeys(inside)) or 'no settings'}."
     return UserError(f"unknown setting {shown(key)}; {hint}", {name})
 
 

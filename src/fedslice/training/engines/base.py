@@ -148,7 +148,7 @@ def _gradient(
 
     A batch in several parts is run one part after the other; the shares of samples are those of the whole batch.
     """
-    model = {name: value for name, value in now.items() if name not in extra}
+    model = {name: value for name, value in now.items() if name not in extra} if extra else now
     more = {name: now[name] for name in extra}
     head_inputs = any(term.head_inputs for term, _ in terms)
     activations = tuple(dict.fromkeys(name for term, _ in terms for name in term.activations))
@@ -191,8 +191,8 @@ def _frozen(terms: Sequence[tuple[Term, Work]], s: int) -> dict[str, Tensor]:
 
 def _rates(work: Work) -> list[float] | Sequence[Tensor]:
     """Return the step size of every step: a number where it is the same for all clients, else [clients]."""
-    rates = work.rates
-    return rates[0].tolist() if bool((rates == rates[:1]).all()) else rates.unbind(1)
+    rates = work.rates.numpy()
+    return rates[0].tolist() if bool((rates == rates[:1]).all()) else work.rates.unbind(1)
 
 
 def _masked(step: Tensor, still: Tensor | None) -> Tensor:

@@ -30,7 +30,10 @@ ALL_OF_THEM = ("oort",)  # it puts all clients in order of their worth, in every
 # Operations that read or write a few places of a tensor, or give it another shape, at a cost that is not its size.
 PLACES = {
     f"aten::{name}"
-    for name in ("index.Tensor", "index_put_", "slice.Tensor", "select.int", "detach", "alias", "view", "expand")
+    for name in (
+        *("index.Tensor", "index_put_", "index_select", "index_copy_", "index_fill_.int_Scalar"),
+        *("slice.Tensor", "select.int", "detach", "alias", "view", "expand"),
+    )
 }
 
 

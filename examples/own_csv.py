@@ -1,15 +1,13 @@
-"""A CSV file with ids that are texts, a list, a time and a number to predict, up to a trained model."""
+"""A CSV file with ids that are texts, a list, a time and a number to predict, up to a trained model and its report."""
 
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import torch
 from torch import Tensor, nn
 
-from fedslice import Experiment, Federation, Task, recipes
-from fedslice.measure import rmse
+import fedslice as fs
 
 
 def write(path: Path) -> Path:
@@ -27,7 +25,7 @@ def write(path: Path) -> Path:
 
 
 file = write(Path(tempfile.mkdtemp()) / "shop.csv")
-shop = Federation.from_frame(file, client="user", label="stars", lists={"tags": "|"}, time="when", test=0.2)
+shop = fs.Federation.from_frame(file, client="user", label="stars", lists={"tags": "|"}, time="when", test=0.2)
 
 
 class Model(nn.Module):
@@ -47,6 +45,7 @@ class Model(nn.Module):
 
 
 tables = {"item.weight": "item", "tag.weight": "tags"}
-task = Task(shop, Model, nn.MSELoss(reduction="none"), tables=tables, metrics={"rmse": rmse})
-rows = Experiment(task, recipes.get("fedsubavg", cohort=50, lr=0.1), rounds=60, eval_every=20).run()
-print(pl.DataFrame(rows).select("round", "train_loss", "test_rmse"))
+task = fs.Task(shop, Model, nn.MSELoss(reduction="none"), tables=tables, metrics=[fs.metrics.rmse])
+run = fs.run(task, "fedsubavg", rounds=60, cohort=50, eval_every=20, set={"lr": 0.1})
+print(run.frame.select("round", "train_loss", "test_rmse"))
+run.report(file.with_name("report.html"))

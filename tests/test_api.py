@@ -83,7 +83,7 @@ class Plain(nn.Module):
     def forward(self, user=None, item=None, **rest):
         return self.item(item).squeeze(-1)
 
-mine = fs.Recipe(local=fs.recipe.PARTS["local"]["prox"](mu=0.1, lr=0.02))
+mine = fs.Recipe().with_options({"local": "prox", "mu": 0.1, "lr": 0.02})
 """
 
 
@@ -251,7 +251,7 @@ def test_recipes_of_ones_own_are_compared_by_name() -> None:
     recipes = {"slow": fs.Recipe().with_options({"lr": 0.01}), "usual": "fedavg"}
     found = fs.compare("hotcold", recipes, **SETTINGS)
     assert found.frame["recipe"].to_list() == ["slow", "usual"]
-    assert found.runs[0].config["recipe"]["local"]["lr"] == 0.01
+    assert found.runs[0].config["recipe"]["local"]["optimizer"]["lr"] == 0.01
     assert "named 2 times" in one_sentence(lambda: fs.compare("hotcold", ["fedavg", fs.Recipe()], **SETTINGS))
 
 
@@ -296,8 +296,9 @@ def test_an_own_task_that_is_another_one_is_refused(own: Path) -> None:
     done = fedslice("run", f"{own}:other", "--rounds", 2, "--cohort", 3, "--out", "r", "--resume")
     assert done.code == 2
     assert "r holds a run with other settings: task.data is " in done.err
-    own.write_text(OWN.replace("nn.Embedding(20, 2)", "nn.Embedding(21, 2)"))
-    done = fedslice("run", f"{own}:shop", "--rounds", 2, "--cohort", 3, "--out", "r", "--resume")
+    wide = own.with_name("wide.py")
+    wide.write_text(OWN.replace("nn.Embedding(20, 2)", "nn.Embedding(21, 2)"))
+    done = fedslice("run", f"{wide}:shop", "--rounds", 2, "--cohort", 3, "--out", "r", "--resume")
     assert "r holds a run with other settings: task.parameters is " in done.err
 
 
@@ -314,11 +315,11 @@ def test_an_own_model_and_metric_stand_in_a_built_in_task(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "saying"),
     [
-        ("shop.py:shoop", "shop.py has no 'shoop'; did you mean "),
+        ("shop.py:shoop", "shop.py has no 'shoop'; did you mean shop.py:shop?"),
         ("shop.py:broken", "shop.py:broken() raised ZeroDivisionError ('division by zero') at "),
         ("shop.py:nothing", "shop.py:nothing() returned none, expected a Task."),
         ("shop.py:mine", "expected a Task or a function that returns one."),
-        ("elsewhere.py:shop", "elsewhere.py: there is no such file; write path/to/file.py:NAME."),
+        ("elsewhere.py:shop", "there is no file elsewhere.py; write path/to/file.py:NAME."),
         ("no_such_module:shop", "there is no module 'no_such_module' in the working directory"),
         ("syntax.py:shop", "syntax.py raised SyntaxError ("),
         ("lost.py:shop", "lost.py raised ModuleNotFoundError (\"No module named 'nowhere'\") at "),

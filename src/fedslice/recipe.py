@@ -154,8 +154,8 @@ def _put(parts: Mapping[str, Part], owner: str, settings: Mapping[str, Any]) -> 
 def _replacement(owner: str, given: Any, before: Component) -> Component:
     """The part that takes the place of another: itself, or by its name."""
     place = before.place
-    if isinstance(given, type(before)) or (isinstance(given, Component) and given.place == place and not before.joined):
-        return given
+    if isinstance(given, Component) and given.place == place:
+        return before.adopted(given)
     if not isinstance(given, str):
         known = ", ".join(registry.kinds(place))
         raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")

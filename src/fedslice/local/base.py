@@ -181,6 +181,10 @@ class Local(Part):
         terms = [mine.get(kind) or kind() for kind in kinds if issubclass(kind, Term)]
         return dataclasses.replace(self, terms=tuple(terms))
 
+    def adopted(self, given: Component) -> Component:
+        """Return a copy with this term alone, or the other local training."""
+        return dataclasses.replace(self, terms=(given,)) if isinstance(given, Term) else given
+
     @property
     def provides(self) -> frozenset[str]:
         """Capabilities of the terms and of the optimizer.

@@ -163,7 +163,7 @@ class Local(Part):
     def settings(self) -> dict[str, Any]:
         """Return the settings as a document, those of each term by its name."""
         own = {name: value for name, value in super().settings().items() if name != "terms"}
-        return own | {term.label: term.settings() for term in self.terms}
+        return own | {term.label: said for term in self.terms if (said := term.settings())}
 
     def inside(self) -> dict[str, Component]:
         """Return optimizer, schedule and sampler, and the terms by their names."""

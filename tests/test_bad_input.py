@@ -208,7 +208,7 @@ def test_settings(assignment: str, saying: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "settings", "saying"),
     [
-        ("fedprox", ["mu=-1"], "local=prox: mu=-1: "),
+        ("fedprox", ["mu=-1"], "local.prox=prox: mu=-1: "),
         ("fedsubavg", ["max_coef=0"], "combine=heat: max_coef=0: "),
         ("fedsubavg", ["estimator=best"], "combine=heat: estimator='best': "),
         ("flss", ["rank=0"], "codec=subspace: rank=0: "),

@@ -154,16 +154,20 @@ def _put(parts: Mapping[str, Part], owner: str, settings: Mapping[str, Any]) -> 
 def _replacement(owner: str, given: Any, before: Component) -> Component:
     """The part that takes the place of another: itself, or by its name."""
     place = before.place
-    if isinstance(given, Component) and given.place == place:
-        return before.adopted(given)
-    if not isinstance(given, str):
+    adopts = isinstance(given, Component) and given.place == place
+    if not adopts and not isinstance(given, str):
         known = ", ".join(registry.kinds(place))
         raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")
-    found = [registry.find(place, name, what=owner) for name in (given.split("+") if before.joined else [given])]
+    found = (
+        []
+        if adopts
+        else [registry.find(place, n, what=owner) for n in (given.split("+") if before.joined else [given])]
+    )
     try:
-        chosen = before.chosen(found)
+        chosen = before.adopted(given) if adopts else before.chosen(found)
     except ValidationError as error:
-        raise UserError(f"{owner}={given}: {first_problem(error)}.") from None
+        named = given.label if adopts else given
+        raise UserError(f"{owner}={named}: {first_problem(error)}.") from None
     if chosen is not None:
         return chosen
     (kind,) = found

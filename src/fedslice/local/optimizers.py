@@ -126,7 +126,8 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Step along the mean gradient over the root of the mean square, as in ``torch.optim.Adam``.
 
-    m ← β₁·m + (1 − β₁)·g, v ← β₂·v + (1 − β₂)·g², d = m̂/(√v̂ + ε), where m̂ and v̂ are m and v over 1 − β^k in the client's step k of the round.
+    m ← β₁·m + (1 − β₁)·g, v ← β₂·v + (1 − β₂)·g², d = m̂/(√v̂ + ε), where m̂ and v̂ are m and v over
+    1 − β^k in the client's step k of the round.
 
     Args:
         lr: Learning rate.

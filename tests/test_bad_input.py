@@ -83,7 +83,7 @@ def test_as_a_process(tmp_path: Path) -> None:
         ((*COMPARE, "slices=feature_rows"), "unknown slices part 'feature_rows'; did you mean 'feature-rows'?"),
         ((*RUN, "codec=5"), "codec=5: expected a part or a name, one of: dense, "),
         ((*RUN, "local={}"), "local={}: expected a part or a name, one of: plain, "),
-        ((*RUN, "local={lr = -1}"), "local=sgd: lr=-1: input should be greater than 0"),
+        ((*RUN, "local={lr = -1}"), "local.optimizer=sgd: lr=-1: input should be greater than 0"),
         ((*RUN, "--engine", "vectorised"), "unknown engine 'vectorised'; did you mean 'vectorized'?"),
         ((*COMPARE, "--engine", "sequentially"), "unknown engine 'sequentially'; did you mean 'sequential'?"),
         ((*RUN, "--device", "cuba"), "Unknown device 'cuba'. Available here: cpu"),

@@ -82,8 +82,8 @@ def test_as_a_process(tmp_path: Path) -> None:
         ((*RUN, "combine=heet"), "unknown combine part 'heet'; did you mean 'heat'?"),
         ((*COMPARE, "slices=feature_rows"), "unknown slices part 'feature_rows'; did you mean 'feature-rows'?"),
         ((*RUN, "codec=5"), "codec=5: expected a part or a name, one of: dense, "),
-        ((*RUN, "local={}"), "local={}: expected a part or a name, one of: sgd, "),
-        ((*RUN, "local={lr = -1}"), "local=sgd: lr=-1: input should be greater than 0"),
+        ((*RUN, "local={}"), "local={}: expected a part or a name, one of: plain, "),
+        ((*RUN, "local={lr = -1}"), "local.optimizer=sgd: lr=-1: input should be greater than 0"),
         ((*RUN, "--engine", "vectorised"), "unknown engine 'vectorised'; did you mean 'vectorized'?"),
         ((*COMPARE, "--engine", "sequentially"), "unknown engine 'sequentially'; did you mean 'sequential'?"),
         ((*RUN, "--device", "cuba"), "Unknown device 'cuba'. Available here: cpu"),
@@ -208,7 +208,7 @@ def test_settings(assignment: str, saying: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "settings", "saying"),
     [
-        ("fedprox", ["mu=-1"], "local=prox: mu=-1: "),
+        ("fedprox", ["mu=-1"], "local.prox=prox: mu=-1: "),
         ("fedsubavg", ["max_coef=0"], "combine=heat: max_coef=0: "),
         ("fedsubavg", ["estimator=best"], "combine=heat: estimator='best': "),
         ("flss", ["rank=0"], "codec=subspace: rank=0: "),
@@ -315,7 +315,7 @@ def test_out_holds_something_else() -> None:
 
 def test_out_holds_another_run() -> None:
     assert fedslice(*RUN, "--out", "out").code == 0
-    saying = "out holds a run with other settings: recipe.local.lr is 0.1 there and 0.2 here; choose another --out"
+    saying = "out holds a run with other settings: recipe.local.optimizer.lr is 0.1 there and 0.2 here; choose another --out"
     refuses(*RUN, "lr=0.2", "--out", "out", saying=saying)
     refuses(*RUN, "--seed", "1", "--out", "out", "--resume", saying="seed is 0 there and 1 here")
     refuses(*RUN, "--recipe", "fedprox", "--out", "out", saying='recipe.name is "fedavg" there and "fedprox" here')

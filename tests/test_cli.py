@@ -240,8 +240,8 @@ def settings_of(run: Path, place: str) -> dict[str, Any]:
 def test_a_setting_goes_to_the_recipes_that_have_it(tmp_path: Path) -> None:
     words = ("compare", *SMALL, "mu=0.5", "lr=0.2", "--recipes", "fedavg,fedprox", "--out", "c", "--json")
     runs = {run["recipe"]: run for run in fedslice(*words).document["runs"]}
-    assert "mu" not in settings_of(tmp_path / "c" / "fedavg-seed0", "local")
-    assert settings_of(tmp_path / "c" / "fedprox-seed0", "local")["mu"] == 0.5
+    assert "prox" not in settings_of(tmp_path / "c" / "fedavg-seed0", "local")
+    assert settings_of(tmp_path / "c" / "fedprox-seed0", "local")["prox"]["mu"] == 0.5
     assert without_seconds(runs["fedavg"]) == fedslice("run", *SMALL, "lr=0.2", "--json").metrics
     prox = fedslice("run", *SMALL, "lr=0.2", "mu=0.5", "--recipe", "fedprox", "--json")
     assert without_seconds(runs["fedprox"]) == prox.metrics != without_seconds(runs["fedavg"])
@@ -250,7 +250,7 @@ def test_a_setting_goes_to_the_recipes_that_have_it(tmp_path: Path) -> None:
 def test_a_setting_of_a_replaced_part_reaches_it_in_any_order(tmp_path: Path) -> None:
     words = ("compare", *SMALL, "mu=0.5", "local=prox", "--recipes", "fedavg,fedprox", "--out", "c", "--json")
     one, other = fedslice(*words).document["runs"]
-    assert settings_of(tmp_path / "c" / "fedavg-seed0", "local")["mu"] == 0.5
+    assert settings_of(tmp_path / "c" / "fedavg-seed0", "local")["prox"]["mu"] == 0.5
     assert without_seconds(one) == without_seconds(other)
 
 

@@ -159,18 +159,18 @@ def _put(parts: Mapping[str, Part], owner: str, settings: Mapping[str, Any]) -> 
 def _replacement(owner: str, given: Any, before: Component) -> Component:
     """The part that takes the place of another: itself, or by its name."""
     place = before.place
-    if isinstance(given, type(before)) or (isinstance(given, Component) and given.place == place and not before.joined):
-        return given
-    if not isinstance(given, str):
-        known = ", ".join(registry.kinds(place))
-        raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")
-    found = [registry.find(place, name, what=owner) for name in (given.split("+") if before.joined else [given])]
     try:
-        chosen = before.chosen(found)
+        if isinstance(given, Component) and given.place == place:
+            return before.adopted(given)
+        if not isinstance(given, str):
+            known = ", ".join(registry.kinds(place))
+            raise UserError(f"{owner}={shown(given)}: expected a part or a name, one of: {known}.")
+        names = given.split("+") if before.joined else [given]
+        found = [registry.find(place, name, what=owner) for name in names]
+        if (chosen := before.chosen(found)) is not None:
+            return chosen
     except ValidationError as error:
-        raise UserError(f"{owner}={given}: {first_problem(error)}.") from None
-    if chosen is not None:
-        return chosen
+        raise UserError(f"{owner}={getattr(given, 'label', given)}: {first_problem(error)}.") from None
     (kind,) = found
     common = {name: value for name, value in before.values().items() if name in kind.setting_names()}
     return build(owner, kind, common)

@@ -101,6 +101,10 @@ class Component:
         """
         return None
 
+    def adopted(self, given: Component) -> Component:
+        """Return what takes this component's place when another of its place is given: by default that one."""
+        return given
+
     def tree(self, name: str) -> Iterator[tuple[str, Component]]:
         """Yield this component and all inside of it, with their full names: ``codec``, ``codec.inner``, …"""
         yield name, self

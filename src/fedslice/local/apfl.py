@@ -34,8 +34,8 @@ class APFL(OwnModel):
     own gradient ⟨v − w, ∇F_i(α·v + (1 − α)·w)⟩ at the rate of the parameters, and stays between 0 and 1.
 
     Args:
-        alpha: α, the share of v.
-        adaptive: Whether every client learns its α.
+        alpha: Share of a client's own model in its mixture, α.
+        adaptive: Whether every client learns an α of its own, from this value on.
     """
 
     label = "apfl"

@@ -163,7 +163,7 @@ class Local(Part):
     def settings(self) -> dict[str, Any]:
         """Return the settings as a document, those of each term by its name."""
         own = {name: value for name, value in super().settings().items() if name != "terms"}
-        return own | {term.label: term.settings() for term in self.terms}
+        return own | {term.label: said for term in self.terms if (said := term.settings())}
 
     def inside(self) -> dict[str, Component]:
         """Return optimizer, schedule and sampler, and the terms by their names."""
@@ -180,6 +180,10 @@ class Local(Part):
         mine = {type(term): term for term in self.terms}
         terms = [mine.get(kind) or kind() for kind in kinds if issubclass(kind, Term)]
         return dataclasses.replace(self, terms=tuple(terms))
+
+    def adopted(self, given: Component) -> Component:
+        """Return a copy with this term alone, or the other local training."""
+        return dataclasses.replace(self, terms=(given,)) if isinstance(given, Term) else given
 
     @property
     def provides(self) -> frozenset[str]:

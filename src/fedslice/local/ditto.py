@@ -22,7 +22,7 @@ class Ditto(OwnModel):
     Both take as many steps, at the same rate.
 
     Args:
-        pull: λ.
+        pull: Weight of the pull of a client's own model to the server's, λ; 0 trains it alone.
     """
 
     label = "ditto"

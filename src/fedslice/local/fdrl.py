@@ -53,9 +53,9 @@ class FDRL(Term):
     Of a table, the rows that a client holds are compared.
 
     Args:
-        alpha: α.
-        beta: β.
-        distance: Form of both distances.
+        alpha: Weight of the distance of the encoders' weights, α.
+        beta: Weight of the distance of the encoders' outputs, β.
+        distance: ``published`` is that of the paper's code, ``convex`` what its theorems assume.
     """
 
     label = "fdrl"

@@ -38,7 +38,7 @@ class FedDyn(Term):
     the term adds is not clipped.
 
     Args:
-        alpha: α.
+        alpha: Weight of the pull to the server's model, α.
     """
 
     label = "feddyn"

@@ -27,8 +27,8 @@ class FedNTD(Term):
     """Adds β·τ²·KL(q_X ‖ q_x): q is the softmax, at temperature τ, over all classes but a sample's own.
 
     Args:
-        beta: β.
-        tau: τ.
+        beta: Weight of the distillation, β; 0 is FedAvg.
+        tau: Temperature of the softmax, τ; larger values even out the classes.
     """
 
     label = "fedntd"

@@ -24,9 +24,9 @@ class FedRep(Term):
     """The first steps of a client move the last Linear layer with all else fixed, its others move all else.
 
     Args:
-        head_epochs: Number of the ``epochs`` passes that the head has.
-        head_iterations: Number of the ``iterations`` steps that the head has. If neither is given, it has the first
-            half of a client's steps.
+        head_epochs (passes): Passes in which the head moves.
+        head_iterations (steps): Steps in which the head moves. If neither is given, it has the first half of a
+            client's steps.
     """
 
     label = "fedrep"

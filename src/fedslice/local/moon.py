@@ -36,8 +36,8 @@ class Moon(Term):
     past model is used. A past model has values for every coordinate the client holds, so all of them are kept.
 
     Args:
-        mu: μ.
-        tau: τ.
+        mu: Weight of the contrastive term, μ; 0 is FedAvg.
+        tau: Temperature of the similarities, τ; smaller values sharpen the contrast.
     """
 
     label = "moon"

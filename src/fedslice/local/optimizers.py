@@ -92,7 +92,7 @@ class Optimizer(Component):
 
 
 class SGD(Optimizer):
-    """v ← momentum·v + g and d = v, as in ``torch.optim.SGD``.
+    """Step along the velocity, v ← momentum·v + g and d = v, as in ``torch.optim.SGD``.
 
     Args:
         lr: Learning rate.
@@ -124,9 +124,10 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """m ← β₁·m + (1 − β₁)·g, v ← β₂·v + (1 − β₂)·g², d = m̂/(√v̂ + ε), as in ``torch.optim.Adam``.
+    """Step along the mean gradient over the root of the mean square, as in ``torch.optim.Adam``.
 
-    m̂ and v̂ are m and v over 1 − β^k in the client's step k of the round.
+    m ← β₁·m + (1 − β₁)·g, v ← β₂·v + (1 − β₂)·g², d = m̂/(√v̂ + ε), where m̂ and v̂ are m and v over
+    1 − β^k in the client's step k of the round.
 
     Args:
         lr: Learning rate.
@@ -173,7 +174,7 @@ class AdamW(Adam):
 
 
 class Adagrad(Optimizer):
-    """v ← v + g², d = g/(√v + ε), as in ``torch.optim.Adagrad``.
+    """Step along the gradient over the root of the sum of squares, d = g/(√v + ε), as in ``torch.optim.Adagrad``.
 
     Args:
         lr: Learning rate.

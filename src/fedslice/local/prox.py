@@ -20,7 +20,7 @@ class Prox(Term):
     """Adds (μ/2)·‖x − X‖² to the client's loss, where X is the model that it began from (FedSubAvg, section 5.1).
 
     Args:
-        mu: μ.
+        mu: Weight of the pull to the server's model, μ; 0 is FedAvg.
     """
 
     label = "prox"

@@ -33,9 +33,9 @@ class Sampler(Component):
     """Batches of ``batch_size`` samples, for ``iterations`` steps (10 unless said otherwise) or ``epochs`` passes.
 
     Args:
-        iterations: Number of steps in a round.
-        epochs: Number of passes over the client's samples in a round, in place of ``iterations``.
-        batch_size: Samples in a batch; ``None`` for all of the client's, which is the exact gradient.
+        iterations (steps): Steps in a round; 10 if epochs are not given either.
+        epochs (passes): Passes over the client's samples in a round, in place of ``iterations``.
+        batch_size (samples): Samples in a batch; ``none`` for all of the client's, which is the exact gradient.
         order: ``"random"`` draws with replacement (the default for iterations), ``"shuffled"`` by a fresh shuffle for
             every pass (the default for epochs), ``"file"`` in the client's own order, from its beginning
             in every round.

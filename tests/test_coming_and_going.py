@@ -106,7 +106,7 @@ def test_who_enrols_late_was_not_missed(name: str) -> None:
 def common(town: Town) -> dict[str, Tensor]:
     """SCAFFOLD's c, as the server sends it."""
     state = town.server.states["local"]
-    view = state.view(town.server.round, _everything(town))
+    view = state.terms["scaffold"].view(town.server.round, _everything(town))
     assert isinstance(view, View)
     return {name: value[0] for name, value in view.at(view.part).items()}
 

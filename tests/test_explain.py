@@ -186,8 +186,8 @@ def test_the_command_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "Recipe(slices=FeatureRows(), local=Local(optimizer=SGD(lr=0.2)), combine=HeatCorrected(max_coef=10.0))"
         in " ".join(done.out.split())
     )
-    assert re.search(r"local\.optimizer\.lr\s+0\.2 \(default 0\.1; paper 0\.1; Amazon 0\.05, Alibaba 0\.3\)", done.out)
-    assert re.search(r"local\.sampler\.batch_size\s+5 samples \(paper 5; Amazon 4, Alibaba 32\)", done.out)
+    assert re.search(r"local\.optimizer\.lr = 0\.2 \(default 0\.1; paper 0\.1; Amazon 0\.05, Alibaba 0\.3\)", done.out)
+    assert re.search(r"local\.sampler\.batch_size = 5 samples \(paper 5; Amazon 4, Alibaba 32\)", done.out)
     rows = {row["setting"]: row for row in fedslice("explain", "sign+flss", "--json").document["settings"]}
     assert rows["codec.inner"] | {"about": ""} == {
         "setting": "codec.inner", "value": "sign", "default": "dense", "unit": None, "about": "", "paper": None
@@ -201,7 +201,7 @@ def test_the_command_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     own = fedslice("explain", "mine.py:mine", "--set", "times=3")
     assert own.code == 0, own.err
     assert "combine=mine-twice" in own.out
-    assert "combine.times       3 (default 2)" in own.out
+    assert "combine.times = 3 (default 2)" in own.out
     assert "from mine" in own.out
     assert fedslice("explain", "mine.py:fs").err == "fedslice: mine.py:fs is a module, expected a Recipe.\n"
     assert "did you mean 'fedsubavg'" in fedslice("explain", "fedsubavgg").err

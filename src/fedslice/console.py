@@ -52,7 +52,7 @@ class Entries:
         else:
             for name, words in self._rows:
                 yield Text(name)
-                yield Padding(Text(words), (0, 0, 0, 2))
+                yield Padding(Text(words), (0, 0, 0, len(name) - len(name.lstrip()) + 2))
 
 
 class Stream(Console):

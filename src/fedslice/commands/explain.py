@@ -49,7 +49,7 @@ def _tables(found: dict[str, Any]) -> console.Shown:
         outside = "" if part["from"] == "fedslice" else f" (from {part['from']})"
         rows.append((f"{part['place']}={part['part']}", [f"{part['about']}{outside}"]))
         own = (row for row in found["settings"] if row["setting"].rpartition(".")[0] == part["place"])
-        rows += [(f"  {row['setting']}", [_value(row), row["about"] or ""]) for row in own]
+        rows += [(f"  {row['setting']} = {_value(row)}", [row["about"] or ""]) for row in own]
     title = f"{found['recipe']}: {found['about']}" if found["about"] else str(found["recipe"])
     out: console.Shown = [Text(title), Text(found["python"])]
     if found["paper"]:

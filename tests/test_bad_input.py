@@ -315,7 +315,9 @@ def test_out_holds_something_else() -> None:
 
 def test_out_holds_another_run() -> None:
     assert fedslice(*RUN, "--out", "out").code == 0
-    saying = "out holds a run with other settings: recipe.local.optimizer.lr is 0.1 there and 0.2 here; choose another"
+    saying = (
+        "out holds a run with other settings: recipe.local.optimizer.lr is 0.1 there and 0.2 here; choose another --out"
+    )
     refuses(*RUN, "lr=0.2", "--out", "out", saying=saying)
     refuses(*RUN, "--seed", "1", "--out", "out", "--resume", saying="seed is 0 there and 1 here")
     refuses(*RUN, "--recipe", "fedprox", "--out", "out", saying='recipe.name is "fedavg" there and "fedprox" here')

@@ -122,7 +122,7 @@ def own_variates(town: Town) -> dict[int, dict[str, Tensor]]:
         memories = client.population.memories
         who = torch.tensor([number])
         memories.settle(who, town.server.taken_rounds(who))
-        memory, out[number] = client.population.parts["local"], {}
+        memory, out[number] = client.population.parts["local"].terms["scaffold"], {}
         for name, shape in town.server.spec.shapes.items():
             rows, dense = memory.get_rows(f"variate/{name}", who), memory.get(f"variate/{name}", who)
             out[number][name] = torch.zeros(shape) if dense is None else dense[0][0]

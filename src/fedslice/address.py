@@ -49,7 +49,8 @@ def make(address: str, kind: type | tuple[type, ...]) -> Any:
         return found
     wanted = kind.__name__ if isinstance(kind, type) else " or ".join(one.__name__ for one in kind)
     if isinstance(found, type) or not callable(found):
-        raise UserError(f"{address} is {shown(found)}, expected a {wanted} or a function that returns one.")
+        what = "a module" if isinstance(found, ModuleType) else shown(found)
+        raise UserError(f"{address} is {what}, expected a {wanted} or a function that returns one.")
     made = _made(address, found)
     if not isinstance(made, kind):
         raise UserError(f"{address}() returned {shown(made)}, expected a {wanted}.")

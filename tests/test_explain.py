@@ -203,5 +203,8 @@ def test_the_command_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "combine=mine-twice" in own.out
     assert "combine.times = 3 (default 2)" in own.out
     assert "from mine" in own.out
-    assert fedslice("explain", "mine.py:fs").err == "fedslice: mine.py:fs is a module, expected a Recipe or a function that returns one.\n"
+    assert (
+        fedslice("explain", "mine.py:fs").err
+        == "fedslice: mine.py:fs is a module, expected a Recipe or a function that returns one.\n"
+    )
     assert "did you mean 'fedsubavg'" in fedslice("explain", "fedsubavgg").err

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedslice.core import trees
 from fedslice.core.errors import UserError
 
-Score = Callable[[Tensor, Tensor], Any]
+Score = Callable[[Any, Tensor], Any]
 Directions = Mapping[str, bool]
 """Columns of a log (or metrics by name), and whether less of each is better."""
 
@@ -24,8 +25,9 @@ class Metric:
     """A function of all outputs and labels, and whether less of it is better.
 
     Args:
-        function: Called with outputs ``[samples, …]`` and labels ``[samples, …]`` on the CPU. It returns one number, or
-            ``None`` where it is undefined, as the AUC of samples that are all of one class.
+        function: Called with outputs ``[samples, …]``, of a model with several outputs all of them as it returns them,
+            and labels ``[samples, …]`` on the CPU. It returns one number, or ``None`` where it is undefined, as the AUC
+            of samples that are all of one class.
         lower_is_better: Whether a smaller number is a better one. Targets, marks of the best method and the worst tenth
             of clients follow it.
 
@@ -41,7 +43,7 @@ class Metric:
         self.function = function
         self.lower_is_better = lower_is_better
 
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Any:
+    def __call__(self, outputs: Any, labels: Tensor) -> Any:
         """Return what the function returns."""
         return self.function(outputs, labels)
 
@@ -69,7 +71,7 @@ def directions(metrics: Mapping[str, Score]) -> dict[str, bool]:
     }
 
 
-def measured(name: str, metric: Score, outputs: Tensor, labels: Tensor) -> float:
+def measured(name: str, metric: Score, outputs: Any, labels: Tensor) -> float:
     """Return the metric's value; NaN where it is undefined (``None``, NaN or infinity), which logs write as null."""
     try:
         found = metric(outputs, labels)
@@ -77,7 +79,7 @@ def measured(name: str, metric: Score, outputs: Tensor, labels: Tensor) -> float
         raise UserError(f"metric {name!r}: {error}") from None
     except Exception as error:
         raise UserError(
-            f"metric {name!r} raised {told(error)} on outputs of shape {tuple(outputs.shape)} and labels of shape "
+            f"metric {name!r} raised {told(error)} on outputs of shape {trees.shapes(outputs)} and labels of shape "
             f"{tuple(labels.shape)}; return None where it is undefined."
         ) from error
     number = found.item() if _single(found) else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
@@ -36,7 +37,12 @@ def check_classes(task: Task) -> None:
     with torch.no_grad(), evaluating(task.module):
         one = torch.zeros(1, dtype=torch.int64, device=test.offsets.device)
         model = {name: value.to(one.device) for name, value in task.initial(0).items()}
-        shape = task.forward(model, test.batch(one)[0]).shape
+        output = task.forward(model, test.batch(one)[0])
+        if not isinstance(output, Tensor):
+            raise UserError(
+                f"task {task.name!r} has several outputs; class-accuracy needs one, of classes: leave it out."
+            )
+        shape = output.shape
     label = test.label
     if label.is_floating_point() or label.dim() != 1 or len(shape) != 2 or shape[1] < 2:
         raise UserError(

@@ -20,7 +20,6 @@ from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
-from fedslice.data.index_sets import IndexSets
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
 from fedslice.task import Task
@@ -150,7 +149,7 @@ class Population:
         for sets in self.task.index_sets:
             own = hold.axes[sets.tables[0]][0] if sets.tables[0] in hold.axes else None
             if own is not None:
-                more = Axis.from_flat(*IndexSets(test, sets.features, sets.tables, sets.rows).of(clients))
+                more = Axis.from_flat(*sets.over(test).of(clients))
                 axes |= dict.fromkeys(sets.tables, own.union(more))
         return hold.replace(axes)
 

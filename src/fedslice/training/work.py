@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedslice.core.message import Body
@@ -86,7 +87,8 @@ class Work:
 
     def steps(self) -> Iterator[Batch]:
         """Yield the batches step by step; sequences are cut to the longest of the step."""
-        shares = (self.real / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
+        wide = torch.promote_types(torch.float32, next(iter(self.start.values())).dtype)
+        shares = (self.real.to(wide) / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
         columns = {name: column.unbind(1) for name, column in self.features.items()}
         for s, (label, share) in enumerate(zip(self.label.unbind(1), shares, strict=True)):
             features = {name: column[s] for name, column in columns.items()}

@@ -60,10 +60,9 @@ class ChunkNetwork:
         self._plain = lift(task.forward)
         self._watching: dict[tuple[str | None, tuple[str, ...]], Forward] = {}
 
-    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Tensor:
+    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Any:
         """Return the outputs."""
-        out: Tensor = self._plain(parameters, features)
-        return out
+        return self._plain(parameters, features)
 
     def watch(
         self, parameters: Values, features: dict[str, Tensor], head_inputs: bool, activations: tuple[str, ...] = ()
@@ -202,7 +201,7 @@ def _masked(step: Tensor, still: Tensor | None) -> Tensor:
 
 def _watched(
     task: Task, layer: str | None, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """Return one client's output for a batch, those of the named submodules, and what enters the last Linear layer."""
     found: dict[str, Tensor] = {}
 

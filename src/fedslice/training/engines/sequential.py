@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedslice.core import trees
 from fedslice.core.slice import Values
 from fedslice.local.base import Local
 from fedslice.task import Task
@@ -39,7 +40,7 @@ def _lift(function: Forward) -> Forward:
     def forward(parameters: Values, features: dict[str, Tensor]) -> Any:
         one = {name: value.squeeze(0) for name, value in parameters.items()}
         out = function(one, {name: value.squeeze(0) for name, value in features.items()})
-        return out[None] if isinstance(out, Tensor) else tuple(part[None] for part in out)
+        return trees.each(lambda part: part[None], out)
 
     return forward
 

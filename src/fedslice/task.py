@@ -17,6 +17,7 @@ from torch.func import functional_call
 from fedslice.core import rng, trees
 from fedslice.core.errors import UserError, unknown
 from fedslice.core.slice import Axis, Shapes, Slice, Values
+from fedslice.core.statistics import mixes_samples, statistics
 from fedslice.data.federation import Federation
 from fedslice.data.index_sets import IndexSets
 from fedslice.data.ragged import PAD, Ragged
@@ -55,14 +56,19 @@ class Task:
     eval_batch: int = 4096
 
     several: bool = field(init=False, repr=False, default=False)  # whether the module returns more than one tensor
+    statistics: frozenset[str] = field(init=False, repr=False)  # names of its running statistics
+    mixes_samples: bool = field(init=False, repr=False)  # whether it normalises over the samples of a batch
     pads: bool = field(init=False, repr=False, default=False)  # whether it looks up rows with a padding_idx
     module: nn.Module = field(init=False, repr=False)  # the structure; its own parameter values are never used
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "module", self.build(0))
+        object.__setattr__(self, "statistics", frozenset(statistics(self.module)))
+        object.__setattr__(self, "mixes_samples", mixes_samples(self.module))
         self._check_module()
         self._check_tables()
         self._check_loss()
+        self._check_buffers()
         self._check_metrics()
         self._check_slicing()
         if self.module is not self.model:
@@ -104,8 +110,9 @@ class Task:
         return self.federation.vocabularies
 
     def initial(self, seed: int) -> Values:
-        """The model a run starts from."""
-        values = {n: p.detach() for n, p in self.build(seed).named_parameters() if p.requires_grad}
+        """The model a run starts from, and its running statistics."""
+        module = self.build(seed)
+        values = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad} | statistics(module)
         return {n: v.clone() for n, v in values.items()} if isinstance(self.model, nn.Module) else values
 
     def build(self, seed: int) -> nn.Module:
@@ -142,12 +149,14 @@ class Task:
         """Where each parameter hangs in the module; ``None`` for layers that also keep their weights elsewhere."""
         if any(isinstance(part, nn.RNNBase) or hasattr(part, "parametrizations") for part in self.module.modules()):
             return None
-        names = {value: name for name, value in self.module.named_parameters()}
+        names = {id(value): name for name, value in self.module.named_parameters()}
+        names |= {id(value): name for name, value in self.module.named_buffers() if name in self.statistics}
         return [
-            (part._parameters, attribute, names[value], value)
+            (held, attribute, names[id(value)], value)
             for part in self.module.modules()
-            for attribute, value in part._parameters.items()
-            if value is not None
+            for held in (part._parameters, part._buffers)
+            for attribute, value in held.items()
+            if id(value) in names
         ]
 
     def pooled(self) -> Task:
@@ -183,10 +192,10 @@ class Task:
 
     def _check_module(self) -> None:
         for name, part in self.module.named_modules():
-            if getattr(part, "track_running_stats", False):
+            if any(map(nn.parameter.is_lazy, [*part.parameters(recurse=False), *part.buffers(recurse=False)])):
                 raise UserError(
-                    f"layer {name!r} is {type(part).__name__} with running statistics, which are neither a "
-                    "parameter nor averaged; use GroupNorm or track_running_stats=False."
+                    f"layer {name!r} is {type(part).__name__} and has no sizes yet; call the model once on a sample "
+                    "before you pass it, or give the layer its sizes."
                 )
             if isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 _check_embedding(name, part)
@@ -269,6 +278,31 @@ class Task:
                 "the loss of a sample changes with the samples beside it; it must look at each sample alone "
                 "(what compares samples belongs into the model)."
             )
+
+    def _check_buffers(self) -> None:
+        """What training changes beside the parameters must be known, or clients would hand it on to one another."""
+        index = torch.arange(2, device=self.federation.train.offsets.device) % len(self.federation.train)
+        features, _ = self.federation.train.batch(index)
+        then = {name: value.clone() for name, value in self.module.named_buffers()}
+        now = {name: value.clone() for name, value in then.items()}
+        before = torch.default_generator.get_state()
+        try:
+            with torch.no_grad():
+                functional_call(self.module, dict(self.module.named_parameters()) | now, kwargs=dict(features))
+        except (RuntimeError, ValueError):
+            return  # two samples may be too few to train on
+        finally:
+            torch.default_generator.set_state(before)
+        known = self.statistics
+        for name, value in then.items():
+            if name not in known and not torch.equal(value, now[name]):
+                layer = name.rpartition(".")[0]
+                kept = type(self.module.get_submodule(layer)).__name__
+                raise UserError(
+                    f"{kept} {layer!r} changes its buffer {name!r} in training, which nobody averages: of changing "
+                    "buffers only running statistics of BatchNorm and InstanceNorm are; make it a parameter, or hold "
+                    "it still."
+                )
 
     def _check_output(self, output: Any, count: int) -> None:
         """One tensor or several; samples of all clients go through the loss together, so they come first in each."""
@@ -401,13 +435,21 @@ def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout, which would make two passes differ and draw from the global generator."""
-    before = module.training
+    """Without dropout, which would make two passes differ and draw from the global generator.
+
+    Attention is computed as in training: PyTorch's fast path cuts padded outputs, and does not know ``vmap``. Layers
+    that are held in evaluation mode stay in it afterwards.
+    """
+    training = [part for part in module.modules() if part.training]
+    fast = torch.backends.mha.get_fastpath_enabled()
     module.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        module.train(before)
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part in training:
+            part.training = True
 
 
 def _spread(output: Tensor) -> Tensor:

@@ -243,6 +243,16 @@ class Shared(Slices):
         """The private block, and what the inner part keeps."""
         return self._private(spec) | self.inner.kept(spec)
 
+    def statistics(self, spec: Spec) -> list[str]:
+        """Those of layers whose parameters travel; of a layer without parameters all, unless nothing travels."""
+        names, out = self.names(spec), []
+        for name in spec.statistics:
+            layer = name.rpartition(".")[0]
+            own = [one for one in spec.shapes if one.rpartition(".")[0] == layer]
+            if any(one in names for one in own) if own else names:
+                out.append(name)
+        return out
+
     def _private(self, spec: Spec) -> frozenset[str]:
         return frozenset(spec.shapes) - frozenset(self.names(spec))
 

@@ -98,7 +98,10 @@ def _in_turn(task: Task, own: Own, features: dict[str, Tensor]) -> Any:
     return trees.stacked(
         [
             task.forward(
-                {name: value[client][own.layout.own(name, client)] for name, value in own.values.items()},
+                {
+                    name: value[client][own.layout.own(name, client)] if name in own.layout.axes else value[client]
+                    for name, value in own.values.items()
+                },
                 {name: column[client] for name, column in features.items()},
             )
             for client in range(own.layout.clients)

@@ -47,14 +47,14 @@ class Kind:
     tables: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def task(self, sizes: tuple[int, ...] = SIZES) -> Task:
+    def task(self, sizes: tuple[int, ...] = SIZES, test: float = 0.25) -> Task:
         features, label = data(sizes)
         client = np.repeat(np.arange(len(sizes)), sizes)
         chosen = {name: features[name] for name in self.features}
         torch.manual_seed(0)
         with double():
             federation = Federation.from_arrays(
-                client=client, features=chosen, label=label[self.label], test=0.25, seed=0
+                client=client, features=chosen, label=label[self.label], test=test, seed=0
             )
             return Task(federation, self.build(), self.loss, tables=self.tables)
 

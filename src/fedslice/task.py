@@ -191,6 +191,11 @@ class Task:
         ]
 
     def _check_module(self) -> None:
+        if not self.module.training:
+            raise UserError(
+                f"{type(self.module).__name__} is in evaluation mode, in which dropout is off and running statistics "
+                "stand still; call its train() first (single layers may stay in evaluation mode)."
+            )
         for name, part in self.module.named_modules():
             if any(map(nn.parameter.is_lazy, [*part.parameters(recurse=False), *part.buffers(recurse=False)])):
                 raise UserError(

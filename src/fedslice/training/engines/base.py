@@ -192,7 +192,10 @@ def _gradient(
     gradient: list[Tensor] = []
     squared: list[Tensor] = []
     for number, part in enumerate(batch.parts(local.accumulate)):
-        seen = network.watch(model, part.features, head_inputs, activations)
+        try:
+            seen = network.watch(model, part.features, head_inputs, activations)
+        except ValueError as error:
+            raise _told(error, task) from error
         each = sample_losses(task.loss, seen.output, part)
         loss = mean_over(each, part)
         step = Step(s, model, more, part, seen, network, task.loss)
@@ -206,6 +209,17 @@ def _gradient(
             squared.append(each.detach().square())
     assert total is not None
     return total, dict(zip(moving, gradient, strict=True)), torch.cat(squared, 1) if squares else None
+
+
+def _told(error: ValueError, task: Task) -> Exception:
+    """Return what to say of an error in a forward pass: batch normalisation cannot do with one sample."""
+    if not task.mixes_samples or "more than 1 value per channel" not in str(error):
+        return error
+    return UserError(
+        f"{type(task.module).__name__} normalises over the samples of a batch, and a client has a batch of one; give "
+        "another batch_size (none takes all samples of a client at once), leave clients with one sample out, or use "
+        "GroupNorm."
+    )
 
 
 def _gradients(losses: Tensor, moving: list[Tensor]) -> tuple[Tensor, ...]:

@@ -289,11 +289,11 @@ class Task:
         index = torch.arange(2, device=self.federation.train.offsets.device) % len(self.federation.train)
         features, _ = self.federation.train.batch(index)
         then = {name: value.clone() for name, value in self.module.named_buffers()}
-        now = {name: value.clone() for name, value in then.items()}
+        now = dict(self.module.named_parameters()) | {name: value.clone() for name, value in then.items()}
         before = torch.default_generator.get_state()
         try:
             with torch.no_grad():
-                functional_call(self.module, dict(self.module.named_parameters()) | now, kwargs=dict(features))
+                functional_call(self.module, now, kwargs=dict(features))
         except (RuntimeError, ValueError):
             return  # two samples may be too few to train on
         finally:

@@ -19,6 +19,7 @@ from fedslice.metrics import Score, directions, measured
 from fedslice.task import Task, evaluating
 from fedslice.training.engines import Vectorized
 from fedslice.training.engines.choose import Choice
+from fedslice.training.engines.vectorized import attention
 
 LOSS = "loss"
 
@@ -84,7 +85,7 @@ def _answers(
     offsets, sizes = test.offsets[clients][:, None], test.sizes_of(clients)[:, None]
     places = torch.arange(int(sizes.max()), device=clients.device)
     at_once = vmap(task.forward, randomness="different")
-    with torch.no_grad(), evaluating(task.module):
+    with torch.no_grad(), evaluating(task.module), attention(clients.device):
         for part in places.split(max(1, task.eval_batch // (len(clients) if together else 1))):
             features, label = test.batch(offsets + torch.minimum(part, sizes - 1))
             for sets, axis in named:

@@ -44,7 +44,7 @@ class Vectorized:
         edges = [clients * k // count for k in range(count + 1)]
         some = _alike(work) if work.cut else [torch.arange(first, last) for first, last in pairwise(edges)]
         parts = [work] if len(some) == 1 else [work.part(each) for each in some]
-        with _attention(work.label.device):
+        with attention(work.label.device):
             done = self._workers.train(partial(_together, local), task, parts)
         if len(done) == 1:
             return done[0]
@@ -60,7 +60,7 @@ def _alike(work: Work) -> list[Tensor]:
     return [torch.tensor(clients) for clients in groups.values()]
 
 
-def _attention(device: torch.device) -> AbstractContextManager[None]:
+def attention(device: torch.device) -> AbstractContextManager[None]:
     """On the CPU attention by its equation: vmap knows its operations, and runs the fused kernel client by client."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 

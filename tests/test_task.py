@@ -228,22 +228,6 @@ def test_forward_must_not_ask_for_more_than_the_features() -> None:
     assert Task(federation(h=GOOD["h"]), Optional(), squared).shapes, "an argument with a default may be left out"
 
 
-@pytest.mark.parametrize(
-    ("layers", "name"),
-    [
-        ((nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), "'body.1' is BatchNorm1d with running statistics"),
-        ((nn.Sequential(nn.Linear(3, 1), nn.LazyBatchNorm1d()),), "'body.0.1' is LazyBatchNorm1d"),
-    ],
-)
-def test_running_statistics_are_refused_by_layer(layers: tuple[nn.Module, ...], name: str) -> None:
-    refused(rf"layer {name}.*GroupNorm", federation(**NUMBERS), Dense(*layers))
-
-
-def test_running_statistics_of_an_instance_norm_are_refused() -> None:
-    layers = nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(6, 1)
-    refused(r"'body.0' is InstanceNorm1d with running statistics", federation(x=np.ones((4, 2, 3))), Dense(*layers))
-
-
 @pytest.mark.parametrize("option", ["padding_idx", "max_norm", "sparse", "scale_grad_by_freq"])
 def test_lookups_that_do_more_than_look_up_are_refused_by_layer(option: str) -> None:
     module = Two()

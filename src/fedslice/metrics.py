@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedslice.core import trees
 from fedslice.core.errors import UserError
 from fedslice.schema import Column, Unit, named_lower
 
-Score = Callable[[Tensor, Tensor], Any]
+Score = Callable[[Any, Tensor], Any]
 Directions = Mapping[str, bool]
 """Metrics by name, and whether less of each is better."""
 
@@ -24,8 +25,9 @@ class Metric:
     """A function of all outputs and labels, and what its column is called and means.
 
     Args:
-        function: Called with outputs ``[samples, …]`` and labels ``[samples, …]`` on the CPU. It returns one number, or
-            ``None`` where it is undefined, as the AUC of samples that are all of one class.
+        function: Called with outputs ``[samples, …]``, of a model with several outputs all of them as it returns them,
+            and labels ``[samples, …]`` on the CPU. It returns one number, or ``None`` where it is undefined, as the AUC
+            of samples that are all of one class.
         lower_is_better: Whether a smaller number is a better one. Targets, marks of the best method and the worst tenth
             of clients follow it.
         unit: ``"%"`` for a share of one that is shown in percent, ``"s"``, ``"B"``, or nothing.
@@ -47,7 +49,7 @@ class Metric:
         self.unit = unit
         self.heading = heading
 
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Any:
+    def __call__(self, outputs: Any, labels: Tensor) -> Any:
         """Return what the function returns."""
         return self.function(outputs, labels)
 
@@ -71,7 +73,7 @@ def directions(metrics: Mapping[str, Score]) -> dict[str, bool]:
     return {name: bool(column(name, one).lower_is_better) for name, one in metrics.items()}
 
 
-def measured(name: str, metric: Score, outputs: Tensor, labels: Tensor) -> float:
+def measured(name: str, metric: Score, outputs: Any, labels: Tensor) -> float:
     """Return the metric's value; NaN where it is undefined (``None``, NaN or infinity), which logs write as null."""
     try:
         found = metric(outputs, labels)
@@ -79,7 +81,7 @@ def measured(name: str, metric: Score, outputs: Tensor, labels: Tensor) -> float
         raise UserError(f"metric {name!r}: {error}") from None
     except Exception as error:
         raise UserError(
-            f"metric {name!r} raised {told(error)} on outputs of shape {tuple(outputs.shape)} and labels of shape "
+            f"metric {name!r} raised {told(error)} on outputs of shape {trees.shapes(outputs)} and labels of shape "
             f"{tuple(labels.shape)}; return None where it is undefined."
         ) from error
     number = found.item() if _single(found) else found

@@ -8,22 +8,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedslice.core import rng
+from fedslice.core import rng, trees
 from fedslice.core.errors import UserError, unknown
 from fedslice.core.slice import Axis, Shapes, Slice, Values
+from fedslice.core.statistics import mixes_samples, statistics
 from fedslice.data.federation import Federation
 from fedslice.data.index_sets import IndexSets
-from fedslice.data.ragged import Ragged
+from fedslice.data.ragged import PAD, Ragged
 from fedslice.data.vocabulary import Vocabulary
 from fedslice.metrics import Score, called, kind, measured, told
+from fedslice.network.padding import PaddingRows
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
 _MODERATE = 1e6  # outputs beyond it may overflow any loss, and say nothing against this one
 _TRIED = 256  # samples on which metrics are tried when a task is made
 
@@ -34,8 +36,9 @@ class Task:
 
     ``model`` is a module, or a function that builds one (called under a seed, so that runs with different seeds
     start differently). Its ``forward`` takes the features by name; a :class:`Ragged` feature ``x`` arrives padded,
-    with ``x_length`` beside it. ``loss`` gives one value per sample. ``tables`` names, for each embedding-like
-    parameter, the features whose ids are its row numbers.
+    with ``x_length`` beside it. It returns a tensor, or several in a tuple or dictionary, each with the samples as its
+    first dimension. ``loss`` gets what it returns and the labels, and gives one value per sample. ``tables`` names, for
+    each embedding-like parameter, the features whose ids are its row numbers.
 
     ``metrics`` are functions of all outputs and labels, by name: one number each, or ``None`` where it is undefined.
     More of a metric is better, unless it is a :class:`Metric` that says otherwise; of a plain function called ``rmse``,
@@ -52,15 +55,22 @@ class Task:
     train_sample: int = 10_000  # training samples on which train_loss is measured
     eval_batch: int = 4096
 
+    several: bool = field(init=False, repr=False, default=False)  # whether the module returns more than one tensor
+    statistics: frozenset[str] = field(init=False, repr=False)  # names of its running statistics
+    mixes_samples: bool = field(init=False, repr=False)  # whether it normalises over the samples of a batch
+    pads: bool = field(init=False, repr=False, default=False)  # whether it looks up rows with a padding_idx
     module: nn.Module = field(init=False, repr=False)  # the structure; its own parameter values are never used
 
     def __post_init__(self) -> None:
         if isinstance(self.metrics, list | tuple):
             object.__setattr__(self, "metrics", {called(one): one for one in self.metrics})
         object.__setattr__(self, "module", self.build(0))
+        object.__setattr__(self, "statistics", frozenset(statistics(self.module)))
+        object.__setattr__(self, "mixes_samples", mixes_samples(self.module))
         self._check_module()
         self._check_tables()
         self._check_loss()
+        self._check_buffers()
         self._check_metrics()
         self._check_slicing()
         if self.module is not self.model:
@@ -86,7 +96,13 @@ class Task:
     def index_sets(self) -> list[IndexSets]:
         """One entry per group of tables that share features."""
         return [
-            IndexSets(self.federation.train, features, tables, self.shapes[tables[0]][0])
+            IndexSets(
+                self.federation.train,
+                features,
+                tables,
+                self.shapes[tables[0]][0],
+                padding=any(layer.padding_idx == PAD for _, layer in self._lookups(tables)),
+            )
             for features, tables in table_groups(self._tables)
         ]
 
@@ -96,8 +112,9 @@ class Task:
         return self.federation.vocabularies
 
     def initial(self, seed: int) -> Values:
-        """The model a run starts from."""
-        values = {n: p.detach() for n, p in self.build(seed).named_parameters() if p.requires_grad}
+        """The model a run starts from, and its running statistics."""
+        module = self.build(seed)
+        values = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad} | statistics(module)
         return {n: v.clone() for n, v in values.items()} if isinstance(self.model, nn.Module) else values
 
     def build(self, seed: int) -> nn.Module:
@@ -107,18 +124,24 @@ class Task:
         """
         return built(self.model, seed)
 
-    def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Tensor:
+    def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Any:
         """The network's output for one client's parameters and one batch.
 
         As ``torch.func.functional_call``, which looks every parameter up anew at each call: for small networks that
         takes as long as the network itself.
         """
+        if self.pads:
+            with PaddingRows():
+                return self._forward(parameters, features)
+        return self._forward(parameters, features)
+
+    def _forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Any:
         if self._slots is None:
-            return cast(Tensor, functional_call(self.module, dict(parameters), kwargs=dict(features)))
+            return functional_call(self.module, dict(parameters), kwargs=dict(features))
         for layer, attribute, name, own in self._slots:
             layer[attribute] = parameters.get(name, own)
         try:
-            return cast(Tensor, self.module(**features))
+            return self.module(**features)
         finally:
             for layer, attribute, _, own in self._slots:
                 layer[attribute] = own
@@ -128,12 +151,14 @@ class Task:
         """Where each parameter hangs in the module; ``None`` for layers that also keep their weights elsewhere."""
         if any(isinstance(part, nn.RNNBase) or hasattr(part, "parametrizations") for part in self.module.modules()):
             return None
-        names = {value: name for name, value in self.module.named_parameters()}
+        names = {id(value): name for name, value in self.module.named_parameters()}
+        names |= {id(value): name for name, value in self.module.named_buffers() if name in self.statistics}
         return [
-            (part._parameters, attribute, names[value], value)
+            (held, attribute, names[id(value)], value)
             for part in self.module.modules()
-            for attribute, value in part._parameters.items()
-            if value is not None
+            for held in (part._parameters, part._buffers)
+            for attribute, value in held.items()
+            if id(value) in names
         ]
 
     def pooled(self) -> Task:
@@ -158,12 +183,26 @@ class Task:
     def _tables(self) -> dict[str, tuple[str, ...]]:
         return {t: (f,) if isinstance(f, str) else tuple(f) for t, f in self.tables.items()}
 
+    def _lookups(self, tables: Sequence[str]) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag]]:
+        """The layers that look rows up in these tables, by name."""
+        own = {id(self.module.get_parameter(table)) for table in tables}
+        return [
+            (name, part)
+            for name, part in self.module.named_modules()
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and id(part.weight) in own
+        ]
+
     def _check_module(self) -> None:
+        if not self.module.training:
+            raise UserError(
+                f"{type(self.module).__name__} is in evaluation mode, in which dropout is off and running statistics "
+                "stand still; call its train() first (single layers may stay in evaluation mode)."
+            )
         for name, part in self.module.named_modules():
-            if getattr(part, "track_running_stats", False):
+            if any(map(nn.parameter.is_lazy, [*part.parameters(recurse=False), *part.buffers(recurse=False)])):
                 raise UserError(
-                    f"layer {name!r} is {type(part).__name__} with running statistics, which are neither a "
-                    "parameter nor averaged; use GroupNorm or track_running_stats=False."
+                    f"layer {name!r} is {type(part).__name__} and has no sizes yet; call the model once on a sample "
+                    "before you pass it, or give the layer its sizes."
                 )
             if isinstance(part, nn.Embedding | nn.EmbeddingBag):
                 _check_embedding(name, part)
@@ -208,6 +247,12 @@ class Task:
                     column = part.features[name]
                     ids = column.values if isinstance(column, Ragged) else column
                     _check_ids(name, ids, table, rows, self.vocabularies.get(name))
+        for name, layer in self._lookups([*self._tables]):
+            if layer.padding_idx not in (None, PAD):
+                raise UserError(
+                    f"layer {name!r} has padding_idx={layer.padding_idx} and its weight is in tables, of which a "
+                    f"client has some rows under other numbers; only {PAD} keeps its number: let {PAD} be the padding."
+                )
         for _, tables in table_groups(self._tables):
             if len({self.shapes[t][0] for t in tables}) > 1:
                 raise UserError(
@@ -220,24 +265,69 @@ class Task:
         index = torch.arange(min(2, len(self.federation.train)), device=self.federation.train.offsets.device)
         features, label = self.federation.train.batch(index)
         with torch.no_grad(), evaluating(self.module):
-            output = self.forward(dict(self.module.named_parameters()), features)
+            with PaddingRows() as rows:
+                output = self.forward(dict(self.module.named_parameters()), features)
+            object.__setattr__(self, "pads", rows.seen)
+            self._check_output(output, len(index))
             value = self._loss_values(output, label)
-            if bool((output.abs() < _MODERATE).all()) and not bool(value.isfinite().all()):
+            numbers = trees.floating(output)
+            if all(bool((part.abs() < _MODERATE).all()) for part in numbers) and not bool(value.isfinite().all()):
+                lowest, highest = min(float(part.min()) for part in numbers), max(float(part.max()) for part in numbers)
                 raise UserError(
                     f"the loss {called(self.loss)} gave {float(value[~value.isfinite()][0])} for outputs from "
-                    f"{float(output.min()):g} to {float(output.max()):g}; it must be finite."
+                    f"{lowest:g} to {highest:g}; it must be finite."
                 )
-            spread = torch.linspace(0.1, 0.9, output.numel(), device=output.device).view(output.shape).to(output)
-            probe = torch.where(output == 0, spread, output * spread)  # equal outputs would hide a comparison
+            probe = trees.each(_spread, output)
             together = self._loss_values(probe, label)
-            alone = torch.cat([self._loss_values(probe[i : i + 1], label[i : i + 1]) for i in range(len(index))])
+            alone = torch.cat([self._loss_values(_sample(probe, i), label[i : i + 1]) for i in range(len(index))])
         if not torch.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True):
             raise UserError(
                 "the loss of a sample changes with the samples beside it; it must look at each sample alone "
                 "(what compares samples belongs into the model)."
             )
 
-    def _loss_values(self, output: Tensor, label: Tensor) -> Tensor:
+    def _check_buffers(self) -> None:
+        """What training changes beside the parameters must be known, or clients would hand it on to one another."""
+        index = torch.arange(2, device=self.federation.train.offsets.device) % len(self.federation.train)
+        features, _ = self.federation.train.batch(index)
+        then = {name: value.clone() for name, value in self.module.named_buffers()}
+        now = dict(self.module.named_parameters()) | {name: value.clone() for name, value in then.items()}
+        before = torch.default_generator.get_state()
+        try:
+            with torch.no_grad():
+                functional_call(self.module, now, kwargs=dict(features))
+        except (RuntimeError, ValueError):
+            return  # two samples may be too few to train on
+        finally:
+            torch.default_generator.set_state(before)
+        known = self.statistics
+        for name, value in then.items():
+            if name not in known and not torch.equal(value, now[name]):
+                layer = name.rpartition(".")[0]
+                kept = type(self.module.get_submodule(layer)).__name__
+                raise UserError(
+                    f"{kept} {layer!r} changes its buffer {name!r} in training, which nobody averages: of changing "
+                    "buffers only running statistics of BatchNorm and InstanceNorm are; make it a parameter, or hold "
+                    "it still."
+                )
+
+    def _check_output(self, output: Any, count: int) -> None:
+        """One tensor or several; samples of all clients go through the loss together, so they come first in each."""
+        object.__setattr__(self, "several", not isinstance(output, Tensor))
+        whose = f"{type(self.module).__name__}.forward"
+        if not trees.floating(output):
+            raise UserError(f"{whose} returned {kind(output)} without floating-point numbers in it; return a tensor.")
+        for where, part in trees.named(output):
+            what = f"in {where} of what it returns" if where else "for them"
+            if not isinstance(part, Tensor):
+                raise UserError(f"{whose} has {kind(part)} {what}; return tensors alone, in a tuple or dictionary.")
+            if not part.dim() or len(part) != count:
+                raise UserError(
+                    f"{whose} was given {count} samples and has {kind(part)} {what}; every output must have the "
+                    "samples as its first dimension."
+                )
+
+    def _loss_values(self, output: Any, label: Tensor) -> Tensor:
         """The loss of each sample, from a function that may return anything."""
         count, expected = len(label), "it must give one value per sample (reduction='none')"
         try:
@@ -246,17 +336,17 @@ class Task:
             if not label.is_floating_point():
                 expected += "; whole numbers are classes, so make numbers to predict floats (from_frame: classes=False)"
             raise UserError(
-                f"the loss {called(self.loss)} raised {told(error)} on outputs of shape {tuple(output.shape)} "
-                f"({_type(output)}) and labels of shape {tuple(label.shape)} ({_type(label)}); {expected}."
+                f"the loss {called(self.loss)} raised {told(error)} on outputs of shape {trees.shapes(output)} "
+                f"({_type(trees.leaves(output)[0])}) and labels of shape {tuple(label.shape)} ({_type(label)}); "
+                f"{expected}."
             ) from error
         if not isinstance(value, Tensor):
             raise UserError(f"the loss gave {kind(value)} for {count} samples, not a tensor; {expected}.")
         if value.shape != (count,):
             raise UserError(f"the loss gave shape {tuple(value.shape)} for {count} samples; {expected}.")
         if not value.is_floating_point():
-            raise UserError(
-                f"the loss gave values of type {_type(value)}, expected {_type(output)} as the outputs have."
-            )
+            expected = _type(trees.floating(output)[0])
+            raise UserError(f"the loss gave values of type {_type(value)}, expected {expected} as the outputs have.")
         return value
 
     def _check_metrics(self) -> None:
@@ -275,7 +365,7 @@ class Task:
         index = torch.linspace(0, len(samples) - 1, count, device=samples.offsets.device).long()
         features, label = samples.batch(index)
         with torch.no_grad(), evaluating(self.module):
-            outputs = self.forward(dict(self.module.named_parameters()), features).cpu()
+            outputs = trees.each(Tensor.cpu, self.forward(dict(self.module.named_parameters()), features))
         for name, metric in self.metrics.items():
             try:
                 measured(name, metric, outputs, label.cpu())
@@ -332,7 +422,7 @@ class Task:
         finally:
             for name, axis in axes.items():
                 parameters[name][axis.ids[0]] = before[name][0]
-        return torch.allclose(whole, same, rtol=1e-3, atol=1e-5, equal_nan=True)
+        return trees.alike(whole, same)
 
 
 def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -352,13 +442,33 @@ def built(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout, which would make two passes differ and draw from the global generator."""
-    before = module.training
+    """Without dropout, which would make two passes differ and draw from the global generator.
+
+    Attention is computed as in training: PyTorch's fast path cuts padded outputs, and does not know ``vmap``. Layers
+    that are held in evaluation mode stay in it afterwards.
+    """
+    training = [part for part in module.modules() if part.training]
+    fast = torch.backends.mha.get_fastpath_enabled()
     module.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        module.train(before)
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part in training:
+            part.training = True
+
+
+def _spread(output: Tensor) -> Tensor:
+    """Return outputs that differ where they were equal, which would hide a comparison."""
+    if not output.is_floating_point():
+        return output
+    spread = torch.linspace(0.1, 0.9, output.numel(), device=output.device).view(output.shape).to(output)
+    return torch.where(output == 0, spread, output * spread)
+
+
+def _sample(output: Any, place: int) -> Any:
+    return trees.each(lambda part: part[place : place + 1], output)
 
 
 def _type(value: Tensor) -> str:
@@ -367,12 +477,11 @@ def _type(value: Tensor) -> str:
 
 def _check_embedding(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
     """Options by which a lookup does more than look up: they speak of row numbers or of the whole table."""
-    for option in ("padding_idx", "max_norm", "sparse", "scale_grad_by_freq"):
+    for option in ("max_norm", "sparse", "scale_grad_by_freq"):
         value = getattr(layer, option, None)
         if value is not None and value is not False:
             raise UserError(
-                f"layer {name!r} has {option}={value}, which does not hold for a slice of its rows; leave it out "
-                "(mask padding in forward, with the feature's lengths)."
+                f"layer {name!r} has {option}={value}, which does not hold for a slice of its rows; leave it out."
             )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fedslice.core import statistics
 from fedslice.core.slice import Shapes
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ class Spec:
         return {name: p.dtype for name, p in self.module.named_parameters() if p.requires_grad}
 
     @cached_property
+    def statistics(self) -> dict[str, Tensor]:
+        """The running statistics of the network, by name, as it has them before training."""
+        return {name: value.clone() for name, value in statistics.statistics(self.module).items()}
+
+    @cached_property
     def kinds(self) -> frozenset[torch.dtype]:
         """Types that some parameter has."""
         return frozenset(self.dtypes.values())
@@ -125,6 +131,7 @@ class Spec:
         said = {
             "schema": SCHEMA,
             "parameters": {name: [str(self.dtypes[name]), *shape] for name, shape in self.shapes.items()},
+            "statistics": {name: [str(value.dtype), *value.shape] for name, value in self.statistics.items()},
             "groups": [[group.name, group.rows] for group in self.groups],
             "timed": self.timed,
             "metrics": self.metrics,

@@ -24,15 +24,30 @@ class IndexSets:
     """The rows each client holds in a group of tables that the same features index, worked out when asked for.
 
     Tables that share a feature share their index sets: a client that holds an item's row holds it in all of
-    them. The padding row of a sequence feature belongs to everyone, like a dense parameter.
+    them. The padding row, 0, of a sequence feature or of a table with ``padding_idx`` belongs to everyone, like a dense
+    parameter.
+
+    Args:
+        samples: Clients' samples.
+        features: The features whose ids are row numbers.
+        tables: The tables.
+        rows: How many rows each of them has.
+        padding: Whether a table has a padding row of its own.
     """
 
-    def __init__(self, samples: Samples, features: tuple[str, ...], tables: tuple[str, ...], rows: int):
+    def __init__(
+        self, samples: Samples, features: tuple[str, ...], tables: tuple[str, ...], rows: int, padding: bool = False
+    ):
         self.features = features
         self.tables = tables
         self.rows = rows
         self._samples = samples
-        self.padded = any(isinstance(samples.features[name], Ragged) for name in features)
+        self.padding = padding
+        self.padded = padding or any(isinstance(samples.features[name], Ragged) for name in features)
+
+    def over(self, samples: Samples) -> IndexSets:
+        """Return the same of other samples."""
+        return IndexSets(samples, self.features, self.tables, self.rows, self.padding)
 
     def of(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Sorted distinct row ids of the given clients, end to end, and how many each has."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedslice.core import trees
 from fedslice.core.capabilities import Rule
 from fedslice.core.entries import OnSlice, View
 from fedslice.core.message import Body
@@ -25,12 +26,12 @@ class Pass(NamedTuple):
     """The tensors of a forward pass, each with a leading client axis.
 
     Args:
-        output: The network's outputs [clients, batch, ...].
+        output: The network's outputs [clients, batch, ...]: a tensor, or several as ``forward`` returns them.
         head_inputs: What enters the last Linear layer [clients, batch, ...], if that was asked for.
         activations: The outputs of the submodules that were asked for, by name.
     """
 
-    output: Tensor
+    output: Any
     head_inputs: Tensor | None
     activations: Mapping[str, Tensor]
 
@@ -38,7 +39,7 @@ class Pass(NamedTuple):
 class Network(Protocol):
     """The network, run for all clients of a chunk at once: every tensor has a leading client axis."""
 
-    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Tensor:
+    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Any:
         """Return the outputs."""
         ...
 
@@ -224,9 +225,10 @@ def needs_summed_gradients(label: str) -> Rule:
     )
 
 
-def sample_losses(loss: Loss, output: Tensor, batch: Batch) -> Tensor:
+def sample_losses(loss: Loss, output: Any, batch: Batch) -> Tensor:
     """Return the loss of every sample [clients, batch]."""
-    return loss(output.flatten(0, 1), batch.label.flatten(0, 1)).view(batch.label.shape[:2])
+    flat = trees.each(lambda part: part.flatten(0, 1), output)
+    return loss(flat, batch.label.flatten(0, 1)).view(batch.label.shape[:2])
 
 
 def mean_over(each: Tensor, batch: Batch) -> Tensor:

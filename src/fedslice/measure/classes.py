@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Values
@@ -39,8 +40,9 @@ def check_classes(task: Task) -> None:
     test = task.federation.test
     if not len(test):
         raise UserError(f"task {task.name!r} has no test samples, which class-accuracy counts; leave it out.")
-    shape = _shape(task)
-    label = test.label
+    if task.several:
+        raise UserError(f"task {task.name!r} has several outputs; class-accuracy needs one, of classes: leave it out.")
+    shape, label = _shape(task), test.label
     if label.is_floating_point() or label.dim() != 1 or len(shape) != 2 or shape[1] < 2:
         raise UserError(
             f"task {task.name!r} has labels of type {str(label.dtype).removeprefix('torch.')} and outputs of shape "
@@ -60,7 +62,8 @@ def _shape(task: Task) -> torch.Size:
     with torch.no_grad(), evaluating(task.module):
         one = torch.zeros(1, dtype=torch.int64, device=test.offsets.device)
         model = {name: value.to(one.device) for name, value in task.initial(0).items()}
-        return task.forward(model, test.batch(one)[0]).shape
+        output = task.forward(model, test.batch(one)[0])
+    return output.shape if isinstance(output, Tensor) else torch.Size()
 
 
 def _outputs(task: Task) -> int:

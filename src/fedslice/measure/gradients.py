@@ -54,11 +54,12 @@ def full_gradient(task: Task, model: Values) -> Values:
     device = task.federation.train.offsets.device
     wide = torch.float32 if device.type == "mps" else torch.float64  # which has no float64
     total = {name: torch.zeros(shape, dtype=wide, device=device) for name, shape in task.shapes.items()}
+    still = {name: model[name] for name in task.statistics}
     with evaluating(task.module):
         for block in blocks(task):
             layout, features = _sliced(task, block.features)
             local = {name: value[0].detach().requires_grad_() for name, value in layout.gather(model).items()}
-            objective = block_objective(task, local, block._replace(features=features))
+            objective = block_objective(task, local | still, block._replace(features=features))
             parts = torch.autograd.grad(objective, list(local.values()), allow_unused=True, materialize_grads=True)
             layout.scatter_add(total, {name: part[None].to(wide) for name, part in zip(local, parts, strict=True)})
     return total

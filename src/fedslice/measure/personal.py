@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedslice.core import rng
+from fedslice.core.entries import per_client
 from fedslice.core.errors import UserError
 from fedslice.core.message import Body, Message
 from fedslice.core.slice import Axis, Slice, Values
@@ -31,6 +32,7 @@ from fedslice.training.evaluate import Own
 from fedslice.training.events import Trained
 from fedslice.training.population import overlaid
 from fedslice.training.row_plan import RowPlan
+from fedslice.training.work import statistics_of
 
 
 class Look(NamedTuple):
@@ -118,11 +120,16 @@ class Personal(Instrument):
         layout = look.hold.replace(axes)
         start = self._start(look, layout, look.start(now, layout))
         local, memory = now.scene.spec.recipe.local, now.scene.population.parts["local"]
-        return Own(layout, local.personal(memory, look.clients, layout, start, look.came))
+        own = local.personal(memory, look.clients, layout, start, look.came)
+        return Own(layout, own | self._statistics(look))
 
     def _start(self, look: Look, layout: Slice, start: Values) -> Values:  # noqa: ARG002
         """From what a client starts its next round to what is tested."""
         return start
+
+    def _statistics(self, look: Look) -> Values:
+        """The running statistics of what is tested."""
+        return statistics_of(look.came)
 
 
 class Stale(Personal):
@@ -161,6 +168,8 @@ class Stale(Personal):
                 whole = torch.where(work.layout.inside(everywhere, name).to(rest.device), whole, rest)
             fine = event.finite.to(whole.device)
             self._ended.put(f"ended/{name}", work.clients[fine.to(work.clients.device)], whole[fine])
+        for name, value in event.statistics.items():
+            self._ended.put(f"ended/{name}", work.clients[event.finite.to(work.clients.device)], value[event.finite])
 
     def state_dict(self) -> Values:
         """The newest scores, and what clients ended with."""
@@ -179,6 +188,14 @@ class Stale(Personal):
             if (found := self._ended.get(f"ended/{name}", look.clients)) is not None:
                 start[name] = overlaid(found, name, start[name], layout, look.hold, nothing)
         return start
+
+    def _statistics(self, look: Look) -> Values:
+        """Those with which clients ended."""
+        out = super()._statistics(look)
+        for name, value in out.items():
+            if (found := self._ended.get(f"ended/{name}", look.clients)) is not None:
+                out[name] = torch.where(per_client(found[1], value), found[0], value)
+        return out
 
 
 class Tuned(Personal):
@@ -208,11 +225,12 @@ class Tuned(Personal):
         work = dataclasses.replace(work, start=local.personal(memory, clients, work.layout, work.start, look.came))
         seed = rng.torch_seed(population.run.seed, rng.Purpose.NOISE, now.round, int(clients[0]))
         with noise(population.device, seed):
-            end = now.engine.engine.train(now.scene.task, self._recipe.local, work).end
+            trained = now.engine.engine.train(now.scene.task, self._recipe.local, work)
         layout = work.hold.replace(axes)
         start = local.personal(memory, clients, layout, look.start(now, layout), look.came)
         plan = RowPlan.of(self._recipe)
-        return Own(layout, {name: plan.finished(self._recipe, work, end, layout, start, name) for name in layout.axes})
+        end = {n: plan.finished(self._recipe, work, trained.end, layout, start, n) for n in layout.axes}
+        return Own(layout, end | trained.statistics)
 
 
 def own_model(now: Moment, client: int) -> Values:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedslice.core import trees
 from fedslice.core.errors import UserError
 from fedslice.core.slice import Shapes
 
@@ -205,7 +206,7 @@ def _one(name: str, sources: set[str | None]) -> str | None:
     return next(iter(sources), None)
 
 
-def same_when_narrow(forward: Callable[[dict[str, Tensor]], Tensor], whole: dict[str, Tensor], held: Prefixes) -> bool:
+def same_when_narrow(forward: Callable[[dict[str, Tensor]], Any], whole: dict[str, Tensor], held: Prefixes) -> bool:
     """Does the narrow network give what the whole one gives whose other channels are zero?
 
     The graph does not show everything: a ``view`` may count on the full number of channels.
@@ -220,4 +221,4 @@ def same_when_narrow(forward: Callable[[dict[str, Tensor]], Tensor], whole: dict
         found, expected = forward(narrow), forward(zeroed)
     except (RuntimeError, ValueError, IndexError):
         return False
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return trees.alike(found, expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -59,6 +59,11 @@ def head(network: Structure, method: str = "the local method") -> Head:
 def class_head(task: Task, least: int, method: str) -> Head:
     """Return the last Linear layer of a task whose labels are the numbers of its outputs, at least so many."""
     last = head(task, method)
+    if task.several:
+        raise UserError(
+            f"{method} needs one output per class, and {type(task.module).__name__} returns several tensors; return "
+            "the classes alone, or use local=plain."
+        )
     label = task.federation.train.label
     whole = not label.is_floating_point() and label.dim() == 1
     if not whole or int(label.min()) < 0 or int(label.max()) >= last.classes or last.classes < least:
@@ -74,7 +79,7 @@ def class_head(task: Task, least: int, method: str) -> Head:
     return last
 
 
-def with_head_inputs(task: Task, layer: str, parameters: Values, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def with_head_inputs(task: Task, layer: str, parameters: Values, features: dict[str, Tensor]) -> tuple[Any, Tensor]:
     """Return one client's output for a batch, and what entered the named layer on the way to it."""
     seen: list[Tensor] = []
     handle = task.module.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0]))

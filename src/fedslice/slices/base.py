@@ -94,6 +94,10 @@ class Slices(Part):
         """Return the fields, all of them ``Ids``, that name what goes up of what is held."""
         return {}
 
+    def statistics(self, spec: Spec) -> list[str]:
+        """Return the running statistics (of batch normalisation) that travel; clients keep the others to themselves."""
+        return list(spec.statistics)
+
     def kept(self, spec: Spec) -> frozenset[str]:  # noqa: ARG002
         """Return the parameters whose values a client remembers between its rounds."""
         return frozenset()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedslice.core.capabilities import Rule
 from fedslice.core.errors import UserError, shown
@@ -66,15 +67,18 @@ class SharedMemory(Memory):
 class Shared(Slices):
     """Parameters whose names match ``patterns`` (separated by commas) travel; all others never leave the client.
 
-    In place of a pattern may stand ``body``, all but the last Linear layer, ``head``, the last Linear layer, or
-    ``none``: nothing travels. A client is sent the initial values of its private parameters once, when it is new.
+    In place of a pattern may stand ``body``, all but the last Linear layer, ``head``, the last Linear layer,
+    ``batchnorm``, all layers of batch normalisation, or ``none``: nothing travels. A pattern after ``!`` takes away
+    from those before it, or from all: ``!batchnorm`` is FedBN. Running statistics travel with the parameters of their
+    layer. A client is sent the initial values of its private parameters once, when it is new.
 
     ``inner`` is another part, such as ``ChannelDropout(budget=0.5)``. A client holds what that part says, of a private
     table its own rows for example, and exchanges of it what it says and is shared. Where the inner part allocates
     budgets, it does so as if all that a client holds could travel.
 
     Args:
-        patterns: Names of the parameters that travel, with ``*``, separated by commas; or ``body``, ``head``, ``none``.
+        patterns: Names of the parameters that travel, with ``*``, separated by commas; or ``body``, ``head``,
+            ``batchnorm``, ``none``. ``!`` before one takes it away.
         inner: The slices part that says what of the shared parameters is exchanged.
     """
 
@@ -123,7 +127,16 @@ class Shared(Slices):
         """
 
         def sort() -> list[str]:
-            wanted = [name for pattern in self.patterns.split(",") for name in _matching(pattern.strip(), spec)]
+            patterns = [pattern.strip() for pattern in self.patterns.split(",")]
+            wanted = set(spec.shapes) if patterns[0].startswith("!") else set()
+            for pattern in patterns:
+                found = _matching(pattern.removeprefix("!").strip(), spec)
+                wanted = wanted.difference(found) if pattern.startswith("!") else wanted.union(found)
+            if not wanted and self.patterns != _NOTHING:
+                raise UserError(
+                    f"slices=shared: patterns={self.patterns} leaves no parameter that travels; say none, if so it is "
+                    "meant."
+                )
             return [name for name in spec.shapes if name in wanted]
 
         return spec.once((Shared, self.patterns), sort)
@@ -243,6 +256,17 @@ class Shared(Slices):
         """The private block, and what the inner part keeps."""
         return self._private(spec) | self.inner.kept(spec)
 
+    def statistics(self, spec: Spec) -> list[str]:
+        """Those of layers whose parameters travel; of layers without parameters all but with ``!batchnorm``."""
+        names, out = self.names(spec), []
+        plain = bool(names) and "!batchnorm" not in self.patterns.replace(" ", "").split(",")
+        for name in spec.statistics:
+            layer = name.rpartition(".")[0]
+            own = [one for one in spec.shapes if one.rpartition(".")[0] == layer]
+            if any(one in names for one in own) if own else plain:
+                out.append(name)
+        return out
+
     def _private(self, spec: Spec) -> frozenset[str]:
         return frozenset(spec.shapes) - frozenset(self.names(spec))
 
@@ -268,6 +292,14 @@ def _matching(pattern: str, spec: Spec) -> list[str]:
                 f"{type(spec.module).__name__} has none; name parameters, as in patterns='{next(iter(spec.shapes))}'."
             ) from None
         return last if pattern == "head" else [name for name in spec.shapes if name not in last]
+    if pattern == "batchnorm":
+        norms = [name for name, part in spec.module.named_modules() if isinstance(part, _BatchNorm)]
+        if not norms:
+            raise UserError(
+                f"slices=shared: patterns={pattern} needs a layer of batch normalisation, and "
+                f"{type(spec.module).__name__} has none; name parameters, as in patterns='{next(iter(spec.shapes))}'."
+            )
+        return [name for name in spec.shapes if name.rpartition(".")[0] in norms]
     found = [name for name in spec.shapes if fnmatchcase(name, pattern)]
     if not found:
         raise UserError(

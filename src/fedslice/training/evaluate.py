@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedslice.core import rng
+from fedslice.core import rng, trees
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.data.index_sets import IndexSets
 from fedslice.data.samples import Samples
@@ -18,6 +19,7 @@ from fedslice.metrics import Score, directions, measured
 from fedslice.task import Task, evaluating
 from fedslice.training.engines import Vectorized
 from fedslice.training.engines.choose import Choice
+from fedslice.training.engines.vectorized import attention
 
 LOSS = "loss"
 
@@ -56,44 +58,51 @@ def client_scores(task: Task, engine: Choice, clients: Tensor, models: Models) -
         return out
     if len(tested) < len(clients):
         raise ValueError("clients without test samples stand among others; score them apart")
-    rows = [IndexSets(test, sets.features, sets.tables, sets.rows) for sets in task.index_sets]
+    rows = [sets.over(test) for sets in task.index_sets]
     worst = {name: math.inf if lower else -math.inf for name, lower in directions(metrics).items()}
     named = [(sets, Axis.from_flat(*sets.of(clients))) for sets in rows]
     own_models = models(clients, {name: axis for sets, axis in named for name in sets.tables})
     found = list(_answers(task, engine, clients, named, own_models))
-    outputs, labels = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    outputs, labels = trees.joined([output for output, _ in found], 1), torch.cat([label for _, label in found], 1)
     for place, size in enumerate(sizes.tolist()):
-        own, label = outputs[place, :size], labels[place, :size]
-        broken = not bool(own.isfinite().all())
+        own, label = trees.each(partial(_first, place, size), outputs), labels[place, :size]
+        broken = not all(bool(part.isfinite().all()) for part in trees.floating(own))
         for name, metric in metrics.items():
             score = measured(name, metric, own, label)
             out[name][place] = worst[name] if broken and math.isnan(score) else score
     return out
 
 
+def _first(place: int, size: int, part: Tensor) -> Tensor:
+    return part[place, :size]
+
+
 def _answers(
     task: Task, engine: Choice, clients: Tensor, named: list[tuple[IndexSets, Axis]], own: Own
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Any, Tensor]]:
     """Outputs and labels [clients, some of their samples, …], about ``eval_batch`` of them at a time."""
     test, together = task.federation.test, isinstance(engine.engine, Vectorized)
     offsets, sizes = test.offsets[clients][:, None], test.sizes_of(clients)[:, None]
     places = torch.arange(int(sizes.max()), device=clients.device)
     at_once = vmap(task.forward, randomness="different")
-    with torch.no_grad(), evaluating(task.module):
+    with torch.no_grad(), evaluating(task.module), attention(clients.device):
         for part in places.split(max(1, task.eval_batch // (len(clients) if together else 1))):
             features, label = test.batch(offsets + torch.minimum(part, sizes - 1))
             for sets, axis in named:
                 sets.relabel(features, axis)
             outputs = at_once(own.values, features) if together else _in_turn(task, own, features)
-            yield outputs.cpu(), label.cpu()
+            yield trees.each(Tensor.cpu, outputs), label.cpu()
 
 
-def _in_turn(task: Task, own: Own, features: dict[str, Tensor]) -> Tensor:
+def _in_turn(task: Task, own: Own, features: dict[str, Tensor]) -> Any:
     """One client after the other, each with a network of its own width."""
-    return torch.stack(
+    return trees.stacked(
         [
             task.forward(
-                {name: value[client][own.layout.own(name, client)] for name, value in own.values.items()},
+                {
+                    name: value[client][own.layout.own(name, client)] if name in own.layout.axes else value[client]
+                    for name, value in own.values.items()
+                },
                 {name: column[client] for name, column in features.items()},
             )
             for client in range(own.layout.clients)
@@ -122,7 +131,7 @@ def _sample(samples: Samples, count: int, seed: int) -> Tensor:
     return torch.from_numpy(chosen).to(samples.offsets.device)
 
 
-def _scores(task: Task, model: Values, samples: Samples, index: Tensor) -> tuple[float, Tensor, Tensor]:
+def _scores(task: Task, model: Values, samples: Samples, index: Tensor) -> tuple[float, Any, Tensor]:
     """Mean loss, and all outputs and labels, brought to where float64 is to be had."""
     total, outputs, labels = 0.0, [], []
     with torch.no_grad(), evaluating(task.module):
@@ -130,6 +139,6 @@ def _scores(task: Task, model: Values, samples: Samples, index: Tensor) -> tuple
             features, label = samples.batch(part)
             out = task.forward(model, features)
             total += float(task.loss(out, label).cpu().double().sum())
-            outputs.append(out.cpu())
+            outputs.append(trees.each(Tensor.cpu, out))
             labels.append(label.cpu())
-    return total / len(index), torch.cat(outputs), torch.cat(labels)
+    return total / len(index), trees.joined(outputs), torch.cat(labels)

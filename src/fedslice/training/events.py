@@ -22,12 +22,14 @@ class Trained(NamedTuple):
         end: The values at the end, on ``work.layout``.
         finite: Whose update is finite [clients].
         losses: Mean loss over each client's steps [clients].
+        statistics: Running statistics at the end [clients, ...], by name.
     """
 
     work: Work
     end: Values
     finite: Tensor
     losses: Tensor
+    statistics: Values
 
 
 class Taken(NamedTuple):

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedslice import recipes
+from fedslice.core import statistics
 from fedslice.core.errors import Refused, UserError
 from fedslice.core.message import HEADER_BYTES, Header, Kind, Message, open_message, pack_fields, unpack
 from fedslice.core.part import Round
@@ -83,6 +84,7 @@ class Server(Side):
     ) -> None:
         module = built(model, seed)
         initial = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+        initial |= {name: value.clone() for name, value in statistics.statistics(module).items()}
         chosen = recipes.get(recipe) if isinstance(recipe, str) else recipe
         if "pools" in chosen.select.provides:
             raise UserError(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedslice.core import rng
+from fedslice.core import rng, statistics
 from fedslice.core.declared import check_declared
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
@@ -20,7 +20,6 @@ from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
-from fedslice.data.index_sets import IndexSets
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
 from fedslice.task import Task
@@ -34,7 +33,7 @@ from fedslice.training.evaluate import Own, client_scores
 from fedslice.training.events import Events
 from fedslice.training.events import Trained as TrainedEvent
 from fedslice.training.row_plan import RowPlan
-from fedslice.training.work import Work
+from fedslice.training.work import Work, statistics_of
 
 _AT_ONCE = 1 << 16  # clients that enrol together
 
@@ -134,9 +133,8 @@ class Population:
 
         def own(_: Tensor, axes: Mapping[str, Axis]) -> Own:
             layout = hold.replace(axes)
-            return Own(
-                layout, local.personal(memory, clients, layout, self.begin(clients, hold, down, layout, came), came)
-            )
+            start = self.begin(clients, hold, down, layout, came)
+            return Own(layout, local.personal(memory, clients, layout, start, came) | statistics_of(came))
 
         found = {"samples": self.task.federation.test.sizes_of(clients).cpu()}
         found |= client_scores(self.task, self.engine, clients, own)
@@ -150,7 +148,7 @@ class Population:
         for sets in self.task.index_sets:
             own = hold.axes[sets.tables[0]][0] if sets.tables[0] in hold.axes else None
             if own is not None:
-                more = Axis.from_flat(*IndexSets(test, sets.features, sets.tables, sets.rows).of(clients))
+                more = Axis.from_flat(*sets.over(test).of(clients))
                 axes |= dict.fromkeys(sets.tables, own.union(more))
         return hold.replace(axes)
 
@@ -211,6 +209,8 @@ class Population:
         for entries in reports.values():
             if not isinstance(entries, Tensor):
                 fine &= entries.finite()
+        for name, value in trained.statistics.items():
+            fine &= statistics.usable(name, value)
         update = update.masked(fine)
         declined = None if bool(fine.all()) else ~fine
         head = self._head(Kind.UPLOAD, t, download.head.clients, download.head.draws, download.head.layout, declined)
@@ -221,12 +221,17 @@ class Population:
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
             body |= dict.fromkeys((n for n in fields if n == name or n.startswith(f"{name}.")), masked)  # one per type
+        for name, value in trained.statistics.items():
+            if statistics.PREFIX + name in fields:
+                body[statistics.PREFIX + name] = value.reshape(len(value), -1)
+            else:
+                self.parts["slices"].put(statistics.PREFIX + name, work.clients, value)
         recipe.local.update_memory(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))
         self.memories.end_round(t, download.head.clients)
         self.memories.model_round.index_fill_(0, download.head.clients, t)
-        self.events.trained(TrainedEvent(work, end, fine, trained.losses))
+        self.events.trained(TrainedEvent(work, end, fine, trained.losses, trained.statistics))
         return Message(head, fields, body)
 
     def prepare(self, download: Message, recipe: Recipe | None = None, local: Memory | None = None) -> Work:
@@ -256,16 +261,27 @@ class Population:
         squares = "squares" in schema.reports(self.spec, hold)
         return Work(
             t, clients, head.draws, hold, down, layout, start, terms, rates,
-            features, label, batches.real, squares, came, local,
+            features, label, batches.real, squares, came, local, cut=self.task.mixes_samples,
         )  # fmt: skip
 
     def receive(self, head: Header, hold: Slice, down: Slice, body: Body) -> Body:
         """Return everything that came down, read from memory where a client was sent it before."""
         plain = {name: entries.entries if isinstance(entries, Maybe) else entries for name, entries in body.items()}
         came = self.spec.recipe.codec.receive(self.parts["codec"], head, down, plain)
+        for name, value in self.spec.statistics.items():
+            came[statistics.PREFIX + name] = self._statistic(name, value, head.clients.to(self.device), plain)
         if self._first:
             came["first"] = self._initial(head, hold, plain)
         return came
+
+    def _statistic(self, name: str, first: Tensor, clients: Tensor, body: Body) -> Tensor:
+        """Return a running statistic [clients, ...]: what came down, or what clients kept of it."""
+        if statistics.PREFIX + name in body:
+            came: Tensor = body[statistics.PREFIX + name]
+            return came.to(self.device).view(len(clients), *first.shape)
+        start = first.to(self.device).expand(len(clients), *first.shape)
+        found = self.parts["slices"].get(statistics.PREFIX + name, clients)
+        return start if found is None else torch.where(per_client(found[1], start), found[0], start)
 
     def begin(self, clients: Tensor, hold: Slice, down: Slice, layout: Slice, came: Body) -> Values:
         """Return what clients start from: what came down, over what they kept, on a layout.

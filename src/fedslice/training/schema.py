@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from fedslice.core import statistics
 from fedslice.core.encodings import Counts, Floats, Ids
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import UserError
@@ -40,6 +41,7 @@ def download(spec: Spec, hold: Slice, down: Slice, layout: int) -> Fields:
             spec.recipe.codec.send_fields(spec, down, layout),
             first(spec, hold),
             *(part.down_fields(spec, down) for part in spec.recipe),
+            statistics.fields(spec),
         ]
     )
 
@@ -50,7 +52,8 @@ def upload(spec: Spec, hold: Slice, up: Slice, layout: int) -> Fields:
 
 
 def _sent(spec: Spec, up: Slice, layout: int) -> Fields:
-    return _declared([spec.recipe.codec.fields(spec, up, layout), *(part.up_fields(spec, up) for part in spec.recipe)])
+    parts = (part.up_fields(spec, up) for part in spec.recipe)
+    return _declared([spec.recipe.codec.fields(spec, up, layout), *parts, statistics.fields(spec)])
 
 
 def scores(spec: Spec) -> Fields:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedslice.combine import Accumulator, Total
+from fedslice.core import statistics
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER
@@ -23,6 +24,7 @@ from fedslice.core.update import Step, Update
 from fedslice.select.base import Cohort
 from fedslice.training import schema
 from fedslice.training.appearances import Answered, Awaited, Chunk
+from fedslice.training.averages import Averages
 from fedslice.training.enrolled import Enrolled
 from fedslice.training.events import Events, Refusal, Taken
 from fedslice.training.rounds import EXCHANGE, Stage
@@ -47,7 +49,7 @@ class Server:
 
     Args:
         spec: What both sides know.
-        initial: The model that training begins with. It is changed in place.
+        initial: The model that training begins with, and its running statistics. It is changed in place.
         scratch: A folder for what is too large for memory or for a checkpoint.
         events: Listeners.
     """
@@ -70,6 +72,7 @@ class Server:
         self._steps = 0  # how often the model has changed: a view of another number is out of date
         self._cohort: Cohort | None = None  # of the round at hand
         self._total: Total = Accumulator()
+        self._statistics = Averages(spec)
         self._scored: list[Message] = []
         self._awaited = Awaited()
         self._begin()
@@ -158,6 +161,8 @@ class Server:
             body |= dict.fromkeys(fields, Maybe(new, View(self._first, part)))
         for place, each in recipe.parts().items():
             body |= each.tell(self.states[place], t, clients, down)
+        for name in recipe.slices.statistics(spec):
+            body[statistics.PREFIX + name] = self.model[name].reshape(1, -1).expand(len(clients), -1).clone()
         head = self._head(kind, t, clients, request.head.draws, layout)
         return Message(head, schema.download(spec, hold, down, layout), body), hold
 
@@ -183,6 +188,7 @@ class Server:
         reports = _on_slices(fields, upload.body)
         for name, entries in reports.items():
             taken &= entries.finite() if upload.body[name] is not entries else True
+        taken &= self._statistics.usable(upload.body, len(clients))
         if head.declined is not None:
             taken &= ~head.declined
         used = clients[taken]
@@ -194,6 +200,7 @@ class Server:
         for name, entries in reports.items():
             sums = self._sums.setdefault(name.partition(".")[0], Accumulator())
             sums.add(entries.masked(taken), weights)
+        self._statistics.add(upload.body, weights)
         self._tell(fields, upload.body, taken)
         recipe.slices.taken(self.states["slices"], clients, part, taken)
         recipe.codec.taken(state, head, update, taken)
@@ -210,6 +217,7 @@ class Server:
         share = self._total.clients / max(self.enrolled.count, 1)
         self._steps += 1
         change = recipe.server.step(self.states["server"], self.model, step, share)
+        self._statistics.put(self.model)
         end = self._end(change)
         for place, part in recipe.parts().items():
             part.observe(self.states[place], end)
@@ -341,6 +349,7 @@ class Server:
     def _begin(self) -> None:
         self._cohort = None
         self._total = self.spec.recipe.combine.begin(self.states["combine"])
+        self._statistics = Averages(self.spec)
         self._sums: dict[str, Accumulator] = {}
         self._told: dict[str, list[Tensor]] = {}
         self._taken: list[Tensor] = []

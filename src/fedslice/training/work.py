@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedslice.core.message import Body
 from fedslice.core.slice import Slice, Values
+from fedslice.core.statistics import PREFIX
+
+
+def statistics_of(came: Body) -> Values:
+    """Return the running statistics [clients, ...] out of what came down."""
+    return {name.removeprefix(PREFIX): value for name, value in came.items() if name.startswith(PREFIX)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Work:
         came: Everything that came down.
         memory: The memory of the local method; for a term (:meth:`of_term`) its own.
         constants: For a term, its own of ``terms``.
+        cut: Whether a step's batch has no more places than its largest client has samples, because the network
+            normalises over them.
     """
 
     round: int
@@ -69,11 +78,17 @@ class Work:
     came: Body
     memory: Any
     constants: Values = field(default_factory=dict)
+    cut: bool = False
 
     @property
     def active(self) -> Tensor:
         """Whether a client has a step [clients, steps]."""
         return self.real.any(2)
+
+    @property
+    def statistics(self) -> Values:
+        """Running statistics that training begins with [clients, ...]."""
+        return statistics_of(self.came)
 
     @property
     def step_size_sum(self) -> Tensor:
@@ -86,7 +101,8 @@ class Work:
 
     def steps(self) -> Iterator[Batch]:
         """Yield the batches step by step; sequences are cut to the longest of the step."""
-        shares = (self.real / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
+        wide = torch.promote_types(torch.float32, next(iter(self.start.values())).dtype)
+        shares = (self.real.to(wide) / self.real.sum(2, keepdim=True).clamp(min=1)).unbind(1)
         columns = {name: column.unbind(1) for name, column in self.features.items()}
         for s, (label, share) in enumerate(zip(self.label.unbind(1), shares, strict=True)):
             features = {name: column[s] for name, column in columns.items()}
@@ -94,7 +110,8 @@ class Work:
                 if f"{name}_length" in features:
                     longest = int(features[f"{name}_length"].max())
                     features[name] = features[name][..., :longest]
-            yield Batch(features, label, share)
+            most = int(self.real[:, s].sum(1).max()) if self.cut else None
+            yield Batch({name: column[:, :most] for name, column in features.items()}, label[:, :most], share[:, :most])
 
     def part(self, some: slice | Tensor) -> Work:
         """The same work for some of the clients."""

@@ -28,17 +28,27 @@ class Trained(NamedTuple):
 
     Beside the model are the values that terms train (``Term.extra_parameters``), under names of their own.
     ``squares`` is the mean squared loss of the samples that a client trained on, if the work asks for it.
+    ``statistics`` are the running statistics.
     """
 
     end: Values
     losses: Tensor
     squares: Tensor | None = None
+    statistics: Values = {}  # noqa: RUF012
 
+    def part(self, some: Tensor) -> Trained:
+        """Return some of the clients, or all of them in another order."""
+        squares = None if self.squares is None else self.squares[some]
+        end, statistics = ({n: value[some] for n, value in own.items()} for own in (self.end, self.statistics))
+        return Trained(end, self.losses[some], squares, statistics)
 
-def joined_squares(done: Sequence[Trained]) -> Tensor | None:
-    """The mean squared losses of all clients of these parts, if the work asks for them."""
-    squares = [each.squares for each in done if each.squares is not None]
-    return torch.cat(squares) if squares else None
+    @classmethod
+    def joined(cls, done: Sequence[Trained], end: Values) -> Trained:
+        """Return the clients of several parts as one chunk, given their values as one."""
+        squares = [each.squares for each in done if each.squares is not None]
+        statistics = {n: torch.cat([each.statistics[n] for each in done]) for n in done[0].statistics}
+        losses = torch.cat([each.losses for each in done])
+        return cls(end, losses, torch.cat(squares) if squares else None, statistics)
 
 
 class Engine(Protocol):
@@ -52,30 +62,51 @@ class Engine(Protocol):
 
 
 class ChunkNetwork:
-    """A task's network for a chunk of clients; ``lift`` is the engine's way from one client's pass to the chunk's."""
+    """A task's network for a chunk of clients.
 
-    def __init__(self, task: Task, lift: Callable[[Forward], Forward]):
+    Args:
+        task: The task.
+        lift: The engine's way from one client's pass to the chunk's.
+        statistics: Running statistics [clients, ...]. A pass that is watched moves them on.
+    """
+
+    def __init__(self, task: Task, lift: Callable[[Forward], Forward], statistics: Values):
+        self.statistics = statistics
         self._task = task
         self._lift = lift
-        self._plain = lift(task.forward)
+        self._plain = self._lifted(task.forward)
         self._watching: dict[tuple[str | None, tuple[str, ...]], Forward] = {}
 
-    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Tensor:
+    def __call__(self, parameters: Values, features: dict[str, Tensor]) -> Any:
         """Return the outputs."""
-        out: Tensor = self._plain(parameters, features)
-        return out
+        return self._plain(parameters, features)[0]
 
     def watch(
         self, parameters: Values, features: dict[str, Tensor], head_inputs: bool, activations: tuple[str, ...] = ()
     ) -> Pass:
         """Return the outputs, and what is seen on the way to them."""
         if not head_inputs and not activations:
-            return Pass(self(parameters, features), None, {})
+            output, self.statistics = self._plain(parameters, features)
+            return Pass(output, None, {})
         key = (head(self._task).name if head_inputs else None, activations)
         if key not in self._watching:
-            self._watching[key] = self._lift(partial(_watched, self._task, *key))
-        output, *inner = self._watching[key](parameters, features)
+            self._watching[key] = self._lifted(partial(_watched, self._task, *key))
+        (output, *inner), self.statistics = self._watching[key](parameters, features)
         return Pass(output, inner.pop() if head_inputs else None, dict(zip(activations, inner, strict=True)))
+
+    def _lifted(self, function: Forward) -> Forward:
+        """Return a function for the chunk that gives the statistics after the pass too, and leaves these alone."""
+        if not self.statistics:
+            plain = self._lift(function)
+            return lambda parameters, features: (plain(parameters, features), {})
+        names = list(self.statistics)
+
+        def one(parameters: Values, features: dict[str, Tensor]) -> Any:
+            after = {name: parameters[name].clone() for name in names}
+            return function({**parameters, **after}, features), after
+
+        passed = self._lift(one)
+        return lambda parameters, features: passed({**parameters, **self.statistics}, features)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -91,7 +122,7 @@ def train_chunk(lift: Callable[[Forward], Forward], task: Task, local: Local, wo
     are used up stands still, and so does what terms freeze; what is frozen for every client gets no gradient. The
     optimizer's moments begin at zero in every round.
     """
-    network, terms, optimizer = ChunkNetwork(task, lift), local.bound(work), local.optimizer
+    network, terms, optimizer = ChunkNetwork(task, lift, work.statistics), local.bound(work), local.optimizer
     now = dict(work.start)
     for term, own in terms:
         now |= term.extra_parameters(own)
@@ -107,11 +138,15 @@ def train_chunk(lift: Callable[[Forward], Forward], task: Task, local: Local, wo
         fixed = {name for name, flags in frozen.items() if bool(flags.all())}
         now = {name: value.detach().requires_grad_(name not in fixed) for name, value in now.items()}
         moving = [name for name in now if name not in fixed]
+        before = network.statistics
         loss, gradient, squared = _gradient(network, task, local, terms, now, extra, moving, batch, s, work.squares)
         losses.append(loss)
         if squared is not None:
-            squares.append(squared.masked_fill(~work.real[:, s], 0).sum(1))
+            real = work.real[:, s, : squared.shape[1]]
+            squares.append(squared.masked_fill(~real, 0).sum(1))
         idle, rate = ~active[:, s] if uneven else None, rates[s]
+        if idle is not None:
+            network.statistics = {n: before[n].where(per_client(idle, v), v) for n, v in network.statistics.items()}
         with torch.no_grad():
             gradient = {name: _masked(g, frozen.get(name)) for name, g in gradient.items()}
             direction = local.direction(gradient, now, terms, extra)
@@ -129,7 +164,8 @@ def train_chunk(lift: Callable[[Forward], Forward], task: Task, local: Local, wo
                     private.add(name)
     end = {name: value.detach() for name, value in now.items()}
     mean = (torch.stack(losses, 1) * active).sum(1) / active.sum(1)
-    return Trained(end, mean, torch.stack(squares, 1).sum(1) / work.real.sum((1, 2)) if squares else None)
+    mean_squares = torch.stack(squares, 1).sum(1) / work.real.sum((1, 2)) if squares else None
+    return Trained(end, mean, mean_squares, network.statistics)
 
 
 def _gradient(
@@ -156,7 +192,10 @@ def _gradient(
     gradient: list[Tensor] = []
     squared: list[Tensor] = []
     for number, part in enumerate(batch.parts(local.accumulate)):
-        seen = network.watch(model, part.features, head_inputs, activations)
+        try:
+            seen = network.watch(model, part.features, head_inputs, activations)
+        except ValueError as error:
+            raise _told(error, task) from error
         each = sample_losses(task.loss, seen.output, part)
         loss = mean_over(each, part)
         step = Step(s, model, more, part, seen, network, task.loss)
@@ -170,6 +209,17 @@ def _gradient(
             squared.append(each.detach().square())
     assert total is not None
     return total, dict(zip(moving, gradient, strict=True)), torch.cat(squared, 1) if squares else None
+
+
+def _told(error: ValueError, task: Task) -> Exception:
+    """Return what to say of an error in a forward pass: batch normalisation cannot do with one sample."""
+    if not task.mixes_samples or "more than 1 value per channel" not in str(error):
+        return error
+    return UserError(
+        f"{type(task.module).__name__} normalises over the samples of a batch, and a client has a batch of one; give "
+        "another batch_size (none takes all samples of a client at once), leave clients with one sample out, or use "
+        "GroupNorm."
+    )
 
 
 def _gradients(losses: Tensor, moving: list[Tensor]) -> tuple[Tensor, ...]:
@@ -202,7 +252,7 @@ def _masked(step: Tensor, still: Tensor | None) -> Tensor:
 
 def _watched(
     task: Task, layer: str | None, names: tuple[str, ...], parameters: Values, features: dict[str, Tensor]
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """Return one client's output for a batch, those of the named submodules, and what enters the last Linear layer."""
     found: dict[str, Tensor] = {}
 

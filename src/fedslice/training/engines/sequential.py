@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedslice.core import trees
 from fedslice.core.slice import Values
 from fedslice.local.base import Local
 from fedslice.task import Task
-from fedslice.training.engines.base import Forward, Trained, joined_squares, train_chunk
+from fedslice.training.engines.base import Forward, Trained, train_chunk
 from fedslice.training.engines.workers import Workers
 from fedslice.training.work import Work
 
@@ -30,7 +31,7 @@ class Sequential:
         clients = [_alone(work, c) for c in range(len(work.clients))]
         done = self._workers.train(lambda own, part: train_chunk(_lift, own, local, part), task, clients)
         end = {name: _joined([each.end[name] for each in done]) for name in done[0].end}
-        return Trained(end, torch.cat([each.losses for each in done]), joined_squares(done))
+        return Trained.joined(done, end)
 
 
 def _lift(function: Forward) -> Forward:
@@ -39,7 +40,7 @@ def _lift(function: Forward) -> Forward:
     def forward(parameters: Values, features: dict[str, Tensor]) -> Any:
         one = {name: value.squeeze(0) for name, value in parameters.items()}
         out = function(one, {name: value.squeeze(0) for name, value in features.items()})
-        return out[None] if isinstance(out, Tensor) else tuple(part[None] for part in out)
+        return trees.each(lambda part: part[None], out)
 
     return forward
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedslice.core.errors import UserError
 from fedslice.local.base import Local
 from fedslice.task import Task
-from fedslice.training.engines.base import Forward, Trained, joined_squares, train_chunk
+from fedslice.training.engines.base import Forward, Trained, train_chunk
 from fedslice.training.engines.workers import Workers
 from fedslice.training.work import Work
 
@@ -42,24 +42,35 @@ class Vectorized:
         clients = len(work.clients)
         count = min(self._workers.count, clients)
         edges = [clients * k // count for k in range(count + 1)]
-        parts = [work.part(slice(first, last)) for first, last in pairwise(edges)]
-        with _attention(work.label.device):
+        some = _alike(work) if work.cut else [torch.arange(first, last) for first, last in pairwise(edges)]
+        parts = [work] if len(some) == 1 else [work.part(each) for each in some]
+        with attention(work.label.device):
             done = self._workers.train(partial(_together, local), task, parts)
         if len(done) == 1:
             return done[0]
-        end = {name: torch.cat([each.end[name] for each in done]) for name in done[0].end}
-        return Trained(end, torch.cat([each.losses for each in done]), joined_squares(done))
+        trained = Trained.joined(done, {name: torch.cat([each.end[name] for each in done]) for name in done[0].end})
+        return trained if not work.cut else trained.part(torch.cat(some).argsort())
 
 
-def _attention(device: torch.device) -> AbstractContextManager[None]:
+def _alike(work: Work) -> list[Tensor]:
+    """Return the clients by groups in which all batches are of one size, so that none is filled up."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for client, sizes in enumerate(work.real.sum(2).tolist()):
+        groups.setdefault(tuple(sizes), []).append(client)
+    return [torch.tensor(clients) for clients in groups.values()]
+
+
+def attention(device: torch.device) -> AbstractContextManager[None]:
     """On the CPU attention by its equation: vmap knows its operations, and runs the fused kernel client by client."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def _together(local: Local, task: Task, work: Work) -> Trained:
-    names, columns = list(work.start), list(work.features)
+    columns = list(work.features)
 
     def lift(function: Forward) -> Forward:
+        names = [*work.start, *work.statistics]
+
         def one(*tensors: Tensor) -> Any:
             split = len(names)
             return function(

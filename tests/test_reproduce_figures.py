@@ -337,10 +337,10 @@ def test_accuracy_at_the_end(tmp_path: Path) -> None:
     assert broken["final"] == {"by_seed": [], "mean": None}
     gap = row["claims"][0]["measured"]
     assert gap == min(fine[1]["final"]["by_seed"]) - min(fine[0]["final"]["by_seed"])
-    assert row["claims"][1]["why"].startswith("not run: local=prox: mu=-1.0")
+    assert row["claims"][1]["why"].startswith("not run: local.prox=prox: mu=-1.0")
     assert fine[1]["verdicts"]["final"]["verdict"] in ("holds", "weaker", "does not hold")
     page = show.markdown(document)
-    for words in ("test auc after 10 rounds", "test auc by round", "what the paper says", "not run: local=prox"):
+    for words in ("test auc after 10 rounds", "test auc by round", "what the paper says", "not run: local.prox=prox"):
         assert words in page
         assert words in printed(document)
     assert "**Here, tiny: not run**" in page
@@ -414,7 +414,7 @@ def test_accuracy_by_class(tmp_path: Path) -> None:
     assert "| recipe | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | all |" in page
     assert "| fedavg | 7 | 0.990 |" in page
     assert f"| fedprox mu=-1.0 |{' - |' * 11}" in page
-    assert "| fedprox mu=-1.0 | local=prox: mu=-1.0" in page
+    assert "| fedprox mu=-1.0 | local.prox=prox: mu=-1.0" in page
     assert "what the paper says of the mean over the rare classes (0, 1, 2)" in printed(document)
 
 

@@ -115,13 +115,13 @@ def test_a_cell_that_cannot_run_says_why_and_the_others_go_on(document: dict[str
     cell = document["rows"][0]["cells"][0]
     assert cell["rounds_to_target"] == {"by_seed": [], "mean": None}
     why = cell["verdicts"]["rounds"]["why"]
-    assert why.startswith("not run: local=prox: mu=-1.0")
+    assert why.startswith("not run: local.prox=prox: mu=-1.0")
     assert cell["verdicts"]["rounds"]["verdict"] == "not comparable"
     assert [c["why"] == why for c in document["rows"][0]["claims"] if "fedprox" in c["claim"]] == [True]
     missing = document["rows"][2]["cells"][0]["verdicts"]["rounds"]["why"]
     assert missing.startswith("not run: task 'movielens' needs data")
     assert document["rows"][2]["source"] is None
-    assert "fedprox mu=-1.0 on hotcold, seed 0: not run: local=prox: mu=-1.0" in said.getvalue()
+    assert "fedprox mu=-1.0 on hotcold, seed 0: not run: local.prox=prox: mu=-1.0" in said.getvalue()
     assert re.match(r"x/small: 10 runs, [\d,]+ rounds in all, 2 at a time\..* time left is told once", said.getvalue())
     assert re.search(r"small: \d+ of 10 runs.*  fedavg on hotcold, seed 1: round 20/20  test auc 0\.", said.getvalue())
 
@@ -129,7 +129,7 @@ def test_a_cell_that_cannot_run_says_why_and_the_others_go_on(document: dict[str
 def test_runs_that_could_not_be_made_are_counted_once(document: dict[str, Any]) -> None:
     told = failures(document)
     assert told is not None
-    assert told.startswith("6 of 10 runs could not be made. The first: local=prox: mu=-1.0: ")
+    assert told.startswith("6 of 10 runs could not be made. The first: local.prox=prox: mu=-1.0: ")
     whole = document | {"rows": [document["rows"][0] | {"cells": document["rows"][0]["cells"][1:]}]}
     assert failures(whole) is None
 

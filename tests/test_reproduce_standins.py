@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedslice.config import settle
+from fedslice.registry import PLACES
 from fedslice.reproduce.exhibits import Cell, Line, Setup
 from fedslice.reproduce.files import load, names, setups
 from fedslice.reproduce.jobs import job
+from fedslice.settings import flat
 from test_reproduce import order
 
 # Of FedSubAvg's exhibits: what a stand-in is run for, and what of it is another.
@@ -73,9 +75,7 @@ def resolved(setup: Setup, cell: Cell, folder: Path) -> dict[str, Any]:
     found |= {"measure": asked.measure, "metric": setup.trained.metric, "target": setup.trained.target}
     found |= {"sampling": setup.trained.sampling, "recipe": asked.recipe}
     found |= {f"task.{name}": value for name, value in settled.options.model_dump().items()}
-    for place, part in settled.recipe.settings().items():
-        found |= {f"{place}.{name}": value for name, value in part.items()}
-    return found
+    return found | flat(settled.recipe.settings(), PLACES)
 
 
 def unlike(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
@@ -177,9 +177,9 @@ def test_no_declaration_is_stale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("exhibit", "name", "expected"),
     [
-        ("S4/table5", "s4-cifar10-small-beta05", [("sgd", 0.05), ("sgd", 0.15)]),
+        ("S4/table5", "s4-cifar10-small-beta05", [("plain", 0.05), ("plain", 0.15)]),
         ("S4/table5", "s4-cifar10-small-beta05", [("projected", 0.05), ("projected", 0.15), ("projected", 0.5)]),
-        ("S4/table5", "s4-cifar10-beta05-resnet18", [("sgd", 0.01), ("sgd", 0.03)]),
+        ("S4/table5", "s4-cifar10-beta05-resnet18", [("plain", 0.01), ("plain", 0.03)]),
         ("S4/table7", "s4-cifar10-small-beta05-epochs1", [1]),
         ("S4/table7", "s4-cifar10-small-beta05-epochs5", [5]),
         ("S4/table7", "s4-cifar10-small-beta05-epochs10", [10]),
@@ -193,7 +193,7 @@ def test_scaled_rates_and_epochs_are_what_the_tables_say(
     line = next(line for line in found.row if name in line.setups)
     runs = [resolved(own[name], cell, tmp_path) for cell in line.cells]
     if exhibit == "S4/table5":
-        kinds = [(run["local.name"], run["local.lr"]) for run in runs]
+        kinds = [(run["local"], run["local.optimizer.lr"]) for run in runs]
         assert [kind for kind in kinds if kind[0] == expected[0][0]] == expected
     else:
-        assert {run["local.epochs"] for run in runs} == set(expected)
+        assert {run["local.sampler.epochs"] for run in runs} == set(expected)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.core.errors import UserError
+from fedslice.measure.conditioning import conditioning
+from fedslice.measure.gradients import full_gradient
 from fedslice.recipe import Recipe
 from fedslice.task import Task
 from fedslice.training.events import Listener, Refusal
@@ -212,3 +214,20 @@ def test_patterns_take_away(patterns: str) -> None:
 def test_patterns_that_take_everything_away_are_refused() -> None:
     assert "leaves no parameter that travels" in one_sentence(NORMED, slices="shared", patterns="!*")
     assert "needs a layer of batch normalisation" in one_sentence(KINDS["tied"], slices="shared", patterns="!batchnorm")
+
+
+def test_gradients_are_taken_with_them_and_a_hessian_is_refused() -> None:
+    task, recipe = NORMED.task(), NORMED.recipe()
+    experiment = Experiment(task, recipe, rounds=2)
+    experiment.run()
+    module = copy.deepcopy(task.build(0)).eval()
+    module.load_state_dict(experiment.model)
+    train, losses = task.federation.train, []
+    for client in range(len(task.federation)):
+        features, label = train.batch(torch.arange(int(train.offsets[client]), int(train.offsets[client + 1])))
+        losses.append(labels(module(**features), label).mean())
+    torch.stack(losses).mean().backward()
+    expected = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+    assert_close(full_gradient(task, experiment.model), expected, rtol=1e-9, atol=1e-12)
+    with pytest.raises(UserError, match="has running statistics"):
+        conditioning(task, experiment.model)

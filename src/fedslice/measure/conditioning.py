@@ -72,6 +72,11 @@ def conditioning(task: Task, model: Values, *, ridge: float = 0.0, tolerance: fl
             f"{len(task.federation.train):,} samples; give a smaller task."
         )
     wide = _double(task)
+    if task.statistics:
+        raise UserError(
+            f"task {task.name!r} has running statistics, as {min(task.statistics)!r}, which are no part of a Hessian; "
+            "use GroupNorm."
+        )
     point = {name: value.detach().cpu().double() for name, value in model.items()}
     product, how, check = _product(wide, point, frame)
     diagonal = ridge / frame.correction

@@ -223,7 +223,7 @@ def test_vectorised_operations_do_not_grow_with_the_clients(family: str) -> None
 def test_operations_that_vmap_runs_client_by_client_are_seen() -> None:
     experiment = Experiment(classifier(Stepwise()), recipes.get("fedavg", cohort=3), rounds=1)
     one, two, four = operations(experiment)
-    assert (four - two) / 2 > 0.8 * one
+    assert (four - two) / 2 > 0.75 * one  # the rest are steps, which all clients take together
     assert experiment.engine.reason.startswith("operations that vmap runs client by client")
     assert not experiment.engine.forced
 

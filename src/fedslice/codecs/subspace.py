@@ -397,6 +397,8 @@ class StreamingSubspace(CatchUp):
 
     def send_fields(self, spec: Spec, down: Slice, layout: int) -> Fields:
         """Values or steps; with values the basis, if there is one."""
+        if layout >> 1 > self.rank:
+            raise Refused(f"speaks of {layout >> 1} directions, expected at most {self.rank}")
         fields = super().send_fields(spec, down, layout)
         if layout < 2:
             return fields

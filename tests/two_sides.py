@@ -35,7 +35,7 @@ from fedslice.training.ledger import Ledger
 from fedslice.training.rounds import EXCHANGE, Phase, Stage, play_round
 from fedslice.training.transports.memory import InMemory
 from fedslice.training.transports.pipes import Pipes
-from toys import begun, double, fitting, pair, readers, training
+from toys import begun, double, fitting, pair, readers, recommender, training
 
 EIGHT = (3, 7, 1, 12, 5, 4, 6, 2)
 SILENT = {(1, 2), (2, 2), (1, 5), (3, 0), (2, 6)}  # rounds in which a client does not answer
@@ -79,6 +79,10 @@ COMBINED |= {
         RECIPES["scaffold"].with_options(
             {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SMALL}
         ),
+    ),
+    "randomized-heat": (
+        recommender,
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "randomized-response", "epsilon": 1.0, **SMALL}),
     ),
     "trimmed-mean": (
         pair,
@@ -296,7 +300,7 @@ def alone(task: Task, recipe: Recipe, number: int, rounds: int, devices: Devices
         rounds=rounds,
         devices=own,
         metrics=task.metrics,
-        **more,
+        **{"secret": 0, **more},  # that of the simulation
     )
 
 

@@ -6,22 +6,28 @@ Federated Submodel Optimization for Hot and Cold Data Features
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import pydantic
 import torch
 from torch import Tensor
 
 from fedslice.combine.base import Total, Weighted
+from fedslice.core.encodings import Bits
 from fedslice.core.facts import row_fields, row_name
-from fedslice.core.message import Body, Fields
-from fedslice.core.part import Positive, ServerRun, State
+from fedslice.core.message import Body, Field, Fields
+from fedslice.core.part import NonNegative, Positive, ServerRun, State
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec
 from fedslice.core.update import Step
+from fedslice.privacy.heat import RandomizedHeat, usable
+
+Epsilon = Annotated[float, pydantic.Field(gt=0, le=50, allow_inf_nan=False)]
 
 
 class Heat(State):
-    """W_m, the weight of the clients that hold row m, of each group of tables.
+    """W_m of each group of tables: the weight of the clients that say they hold row m.
 
     Sums of whole numbers are exact in float64: W_m does not depend on the order in which clients enrol and leave.
     """
@@ -44,21 +50,58 @@ class HeatCorrected(Weighted):
         estimator: ``ratio`` divides by the cohort's weight: bounded, slightly biased. ``horvitz-thompson`` divides by
             the expected weight: unbiased, with more variance.
         max_coef: Upper bound of the factor N/n_m; without it a row with a single holder is scaled by N.
+        source: How the server learns n_m when clients enrol. ``exact``: each names its rows. ``randomized-response``:
+            each sends a bit per row that may be a lie, and the server estimates n_m from the sum (appendix F).
+        epsilon: Privacy loss per row with ``randomized-response``: a bit is e**epsilon times as likely to be true as to
+            be a lie.
+        shrink: With ``randomized-response``, standard deviations of the estimate that a row's heat counts as at least.
+            The factors of rows that are rarer than the noise are so kept from being wild.
     """
 
     label = "heat"
 
     estimator: Literal["ratio", "horvitz-thompson"] = "ratio"
     max_coef: Positive | None = None
+    source: Literal["exact", "randomized-response"] = "exact"
+    epsilon: Epsilon = 2.0
+    shrink: NonNegative = 1.0
+
+    @property
+    def _answers(self) -> RandomizedHeat:
+        return RandomizedHeat(self.epsilon)
 
     def facts(self, spec: Spec) -> Fields:
-        """The weight, and the rows of every group of tables."""
-        return {**super().facts(spec), **row_fields(spec)}
+        """The weight, and the rows of every group of tables or what stands for them."""
+        if self.source == "exact":
+            return {**super().facts(spec), **row_fields(spec)}
+        lie = f"{self._answers.q:.3g} (epsilon = {self.epsilon:g})"
+        return {
+            **super().facts(spec),
+            **{
+                bits_name(group.name): Field(
+                    Bits(),
+                    shape=(group.rows,),
+                    about=f"for each row of {', '.join(group.tables)} whether it has it, a lie with chance {lie}",
+                )
+                for group in spec.groups
+            },
+        }
 
     def introduce(self, memory: Any, clients: Tensor) -> Body:
-        """Name the rows of each client's data."""
-        rows = {row_name(sets.tables[0]): sets.axis(clients) for sets in memory.run.task.index_sets}
-        return {**super().introduce(memory, clients), **rows}
+        """Name the rows of each client's data, or answer for each row with a bit that may be a lie."""
+        out = super().introduce(memory, clients)
+        for sets in memory.run.task.index_sets:
+            axis = sets.axis(clients)
+            if self.source == "exact":
+                out[row_name(sets.tables[0])] = axis
+                continue
+            held = axis.flat.cpu().split(axis.counts.tolist())
+            reports = [
+                self._answers.report(client, own.numpy(), sets.rows, memory.run.secret)
+                for client, own in zip(clients.tolist(), held, strict=True)
+            ]
+            out[bits_name(sets.tables[0])] = torch.from_numpy(np.stack(reports))
+        return out
 
     def server_state(self, run: ServerRun) -> Heat:
         """Nobody holds a row yet."""
@@ -77,14 +120,28 @@ class HeatCorrected(Weighted):
         if self.weights == "samples":
             weights *= facts["samples"][:, 0].cpu()
         for group, total in state.weight.items():
+            if self.source == "randomized-response":
+                total.add_(weights @ facts[bits_name(group)].cpu().double())
+                continue
             axis = facts[row_name(group)]  # every client's rows in one line: padding could be many times as long
             total.index_add_(0, axis.flat.cpu(), torch.repeat_interleave(weights, axis.counts.cpu()))
+
+    def heat(self, state: Heat, group: str, rows: Tensor | None = None) -> Tensor:
+        """Return W_m of some rows of a group of tables, by default of all; n_m if all clients weigh the same."""
+        weight = state.weight[group]
+        own = weight if rows is None else weight.index_select(0, rows.cpu())
+        if self.source == "exact":
+            return own
+        weights = self.weigh(state, state.run.enrolled.numbers())
+        total, answers = float(weights.sum()), self._answers
+        variance = answers.variance(float(weights.square().sum()))
+        least = float(weights.min()) if len(weights) else 0.0
+        return torch.from_numpy(usable(answers.estimate(own.numpy(), total), total, variance, self.shrink, least))
 
     def coefficients(self, state: Heat, table: str, rows: Tensor | None = None) -> Tensor:
         """Return c_m of some rows of a table, by default of all; 1 where nobody enrolled with the row."""
         spec = state.run.spec
-        weight = state.weight[spec.tables[table].name]
-        own = weight if rows is None else weight.index_select(0, rows.cpu())
+        own = self.heat(state, spec.tables[table].name, rows)
         coef = own.new_tensor(self.total_weight(state)) / own  # a number by a tensor is inexact
         coef.nan_to_num_(nan=1.0, posinf=1.0)
         if self.max_coef is not None:
@@ -103,3 +160,8 @@ class HeatCorrected(Weighted):
             own = delta.scaled(self.coefficients(state, name, delta.rows)) if name in state.run.spec.tables else delta
             out[name] = own.map(lambda values: values * scale) if scale != 1.0 else own
         return out
+
+
+def bits_name(group: str) -> str:
+    """Return the name of the field with a bit per row of this group."""
+    return f"bits/{group}"

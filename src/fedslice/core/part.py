@@ -69,6 +69,7 @@ class ClientRun:
         seed: The clients' own seed, of which the server need not know.
         device: Where values lie.
         devices: How fast the clients are, if that is simulated or measured.
+        secret: The seed of answers that hide something, not negative and below 2^256, which no server may know.
     """
 
     spec: Spec
@@ -77,6 +78,7 @@ class ClientRun:
     seed: int
     device: torch.device
     devices: Devices | None = None
+    secret: int = 0
 
     def held(self, clients: Tensor) -> Tensor:
         """Return the number of values that each of these clients holds, by the recipe's slices [clients]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from fedslice.core.declared import check_declared
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER, ClientMemories, Memory
-from fedslice.core.message import Body, Fields, Header, Kind, Message, open_message, unpack
+from fedslice.core.message import Body, Field, Fields, Header, Kind, Message, open_message, unpack
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
@@ -37,6 +38,7 @@ from fedslice.training.row_plan import RowPlan
 from fedslice.training.work import Work
 
 _AT_ONCE = 1 << 16  # clients that enrol together
+_ENTRIES = 1 << 24  # of their facts
 
 
 class Population:
@@ -46,6 +48,7 @@ class Population:
         spec: What both sides know.
         task: The network with the clients' data.
         seed: The clients' own seed; by default the shared one.
+        secret: The clients' own secret; by default their seed, which hides nothing and is enough for a simulation.
         devices: How fast the clients are.
         engine: ``auto``, or the name of an engine.
         chunk: How many clients train at once; chosen with the engine by default.
@@ -59,6 +62,7 @@ class Population:
         task: Task,
         *,
         seed: int | None = None,
+        secret: int | None = None,
         device: torch.device | None = None,
         devices: Devices | None = None,
         engine: str = "auto",
@@ -71,7 +75,9 @@ class Population:
         self.events = events or Events()
         clients = len(task.federation)
         self.memories = ClientMemories(Store(clients, self.device), clients)
-        self.run = ClientRun(spec, task, self.memories, spec.seed if seed is None else seed, self.device, devices)
+        own = spec.seed if seed is None else seed
+        hidden = own % (1 << 64) if secret is None else secret
+        self.run = ClientRun(spec, task, self.memories, own, self.device, devices, hidden)
         self.parts: dict[str, Memory] = self.run.parts
         for place, part in spec.recipe.parts().items():
             self.parts[place] = part.client_memory(self.run, place)
@@ -157,7 +163,9 @@ class Population:
     def chunks(self, stage: str, cohort: Cohort) -> Iterator[Cohort]:
         """Return clients in chunks as large as this side takes at once; in each, clients are alike."""
         if stage == "enrolment":
-            for clients, draws in zip(cohort.clients.split(_AT_ONCE), cohort.draws.split(_AT_ONCE), strict=True):
+            entries = sum(math.prod(fact.shape) for fact in schema.facts(self.spec).values() if isinstance(fact, Field))
+            size = max(1, min(_AT_ONCE, _ENTRIES // max(entries, 1)))
+            for clients, draws in zip(cohort.clients.split(size), cohort.draws.split(size), strict=True):
                 yield Cohort(clients, draws)
         elif stage == "evaluation":  # clients without test samples are apart: they have nothing to be padded to
             sizes = self.task.federation.test.sizes.cpu()

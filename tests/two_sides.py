@@ -84,6 +84,10 @@ COMBINED |= {
         recommender,
         RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "randomized-response", "epsilon": 1.0, **SMALL}),
     ),
+    "summed-heat": (
+        recommender,
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "secure-sum", **SMALL}),
+    ),
     "trimmed-mean": (
         pair,
         RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SMALL}),
@@ -222,6 +226,8 @@ def _serve(job: Job, pipes: list[list[Connection]]) -> Outcome:
     transport, taken = Pipes(timeout=job.timeout), []
     spare = [list(own) for own in pipes]
     for t in range(job.rounds):
+        if not t:
+            assert transport.gather(server, [own.pop(0) for own in spare]) == list(range(job.clients))
         for number, own in enumerate(spare):
             if number not in transport.connected:
                 assert transport.connect(server, own.pop(0)) == number

@@ -6,11 +6,13 @@ Federated Submodel Optimization for Hot and Cold Data Features
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedslice.combine.base import Total, Weighted
@@ -32,10 +34,12 @@ class Heat(State):
     Sums of whole numbers are exact in float64: W_m does not depend on the order in which clients enrol and leave.
     """
 
-    learned = ("weight",)
+    learned = ("weight", "numbers", "total")
 
     def __init__(self, run: ServerRun):
         super().__init__(run)
+        self.numbers = torch.zeros(0, dtype=torch.int64)  # of the clients that secure sums have counted, ascending
+        self.total = 0.0  # their weight
         self.weight: Values = {group.name: torch.zeros(group.rows).double() for group in run.spec.groups}
 
 
@@ -52,6 +56,8 @@ class HeatCorrected(Weighted):
         max_coef: Upper bound of the factor N/n_m; without it a row with a single holder is scaled by N.
         source: How the server learns n_m when clients enrol. ``exact``: each names its rows. ``randomized-response``:
             each sends a bit per row that may be a lie, and the server estimates n_m from the sum (appendix F).
+            ``secure-sum``: the server learns the sum over all clients that enrol together, three at least, and
+            nobody's rows; a client that leaves stays counted.
         epsilon: Privacy loss per row with ``randomized-response``: a bit is e**epsilon times as likely to be true as to
             be a lie.
         shrink: With ``randomized-response``, standard deviations of the estimate that a row's heat counts as at least.
@@ -62,7 +68,7 @@ class HeatCorrected(Weighted):
 
     estimator: Literal["ratio", "horvitz-thompson"] = "ratio"
     max_coef: Positive | None = None
-    source: Literal["exact", "randomized-response"] = "exact"
+    source: Literal["exact", "secure-sum", "randomized-response"] = "exact"
     epsilon: Epsilon = 2.0
     shrink: NonNegative = 1.0
 
@@ -74,6 +80,8 @@ class HeatCorrected(Weighted):
         """The weight, and the rows of every group of tables or what stands for them."""
         if self.source == "exact":
             return {**super().facts(spec), **row_fields(spec)}
+        if self.source == "secure-sum":
+            return super().facts(spec)
         lie = f"{self._answers.q:.3g} (epsilon = {self.epsilon:g})"
         return {
             **super().facts(spec),
@@ -90,6 +98,8 @@ class HeatCorrected(Weighted):
     def introduce(self, memory: Any, clients: Tensor) -> Body:
         """Name the rows of each client's data, or answer for each row with a bit that may be a lie."""
         out = super().introduce(memory, clients)
+        if self.source == "secure-sum":
+            return out
         for sets in memory.run.task.index_sets:
             axis = sets.axis(clients)
             if self.source == "exact":
@@ -102,6 +112,38 @@ class HeatCorrected(Weighted):
             ]
             out[bits_name(sets.tables[0])] = torch.from_numpy(np.stack(reports))
         return out
+
+    def tallies(self, spec: Spec) -> Mapping[str, int]:
+        """A number per row of every group of tables, if a secure sum counts them."""
+        return {heat_name(group.name): group.rows for group in spec.groups} if self.source == "secure-sum" else {}
+
+    def tally(self, memory: Any, client: int) -> Mapping[str, NDArray[np.int64]]:
+        """The client's weight at its rows, and zeros elsewhere."""
+        if self.source != "secure-sum":
+            return {}
+        task, one, out = memory.run.task, torch.tensor([client]), {}
+        weight = int(task.federation.train.sizes_of(one)) if self.weights == "samples" else 1
+        for sets in task.index_sets:
+            counts = np.zeros(sets.rows, np.int64)
+            counts[sets.axis(one).flat.cpu().numpy()] = weight
+            out[heat_name(sets.tables[0])] = counts
+        return out
+
+    def uncounted(self, state: Heat) -> Tensor:
+        """Those whom no secure sum has counted."""
+        numbers = state.run.enrolled.numbers()
+        return numbers[~torch.isin(numbers, state.numbers)]
+
+    def tally_bound(self, state: Heat, clients: Tensor) -> int:
+        """Their weight: what a row has that all of them hold."""
+        return int(self.weigh(state, clients).sum())
+
+    def learn_sums(self, state: Heat, clients: Tensor, sums: Mapping[str, NDArray[Any]]) -> None:
+        """Add the sums to the weight of the rows."""
+        for group, total in state.weight.items():
+            total.add_(torch.from_numpy(sums[heat_name(group)].astype(np.float64)))
+        state.numbers = torch.cat([state.numbers, clients]).sort().values
+        state.total += float(self.weigh(state, clients).sum())
 
     def server_state(self, run: ServerRun) -> Heat:
         """Nobody holds a row yet."""
@@ -116,6 +158,8 @@ class HeatCorrected(Weighted):
         self._add(state, clients, facts, -1)
 
     def _add(self, state: Heat, clients: Tensor, facts: Body, sign: int) -> None:
+        if self.source == "secure-sum":
+            return
         weights = torch.full((len(clients),), sign, dtype=torch.float64)
         if self.weights == "samples":
             weights *= facts["samples"][:, 0].cpu()
@@ -130,7 +174,7 @@ class HeatCorrected(Weighted):
         """Return W_m of some rows of a group of tables, by default of all; n_m if all clients weigh the same."""
         weight = state.weight[group]
         own = weight if rows is None else weight.index_select(0, rows.cpu())
-        if self.source == "exact":
+        if self.source != "randomized-response":
             return own
         weights = self.weigh(state, state.run.enrolled.numbers())
         total, answers = float(weights.sum()), self._answers
@@ -142,7 +186,8 @@ class HeatCorrected(Weighted):
         """Return c_m of some rows of a table, by default of all; 1 where nobody enrolled with the row."""
         spec = state.run.spec
         own = self.heat(state, spec.tables[table].name, rows)
-        coef = own.new_tensor(self.total_weight(state)) / own  # a number by a tensor is inexact
+        total = state.total if self.source == "secure-sum" else self.total_weight(state)
+        coef = own.new_tensor(total) / own  # a number by a tensor is inexact
         coef.nan_to_num_(nan=1.0, posinf=1.0)
         if self.max_coef is not None:
             coef.clamp_(max=self.max_coef)
@@ -160,6 +205,11 @@ class HeatCorrected(Weighted):
             own = delta.scaled(self.coefficients(state, name, delta.rows)) if name in state.run.spec.tables else delta
             out[name] = own.map(lambda values: values * scale) if scale != 1.0 else own
         return out
+
+
+def heat_name(group: str) -> str:
+    """Return the name of the vector with a number per row of this group."""
+    return f"heat/{group}"
 
 
 def bits_name(group: str) -> str:

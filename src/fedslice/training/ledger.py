@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslice.core.message import HEADER_BYTES, Message
+from fedslice.core.message import HEADER_BYTES, Kind, Message
 from fedslice.core.part import Round
 from fedslice.core.spec import Spec
 from fedslice.select.base import Cohort
 from fedslice.training.devices import Devices
 from fedslice.training.events import Listener, Refusal, Taken
+from fedslice.training.sums import Purpose, placed
 
 _DIRECTIONS = ("up", "down", "enrol", "evaluation")
 
@@ -80,6 +81,13 @@ class Ledger(Listener):
     def enrolled(self, message: Message) -> None:
         """Enter an enrolment."""
         self._enter(self.enrol, message)
+
+    def summed(self, message: Message) -> None:
+        """Enter messages of secure sums: of tallies with the enrolments, of updates with the rounds."""
+        if placed(message.head.layout)[0] is Purpose.TALLIES:
+            self._enter(self.enrol, message)
+        else:
+            self._enter(self.down if message.head.kind is Kind.SUM else self.up, message)
 
     def invited(self, t: int, cohort: Cohort) -> None:  # noqa: ARG002
         """Begin a round, and enter the invitations, which are headers alone."""

@@ -91,7 +91,7 @@ class Server(Side):
         groups = _groups(tables or {}, module)
         spec = Spec(module, loss, groups, chosen, seed, rounds, timed=timed, metrics=tuple(metrics))
         scratch = None if directory is None else Path(directory) / "scratch"
-        super().__init__(spec, initial, scratch=scratch, events=events)
+        super().__init__(spec, initial, scratch=scratch, events=events, masked=True)
         self._file = None if directory is None else Path(directory) / _SERVER_FILE
         self._admitted = 0  # numbers that were given
         self._key = secrets.token_bytes(_KEY)
@@ -321,6 +321,7 @@ class Client:
         Kind.DOWNLOAD: lambda population, message: population.train(message),
         Kind.EXAMINE: lambda population, message: population.examined(message),
         Kind.PREVIEW: lambda population, message: population.score(message),
+        Kind.SUM: lambda population, message: population.summed(message),
     }
 
     def _begin(self, number: int, seed: int) -> None:
@@ -334,6 +335,7 @@ class Client:
             task,
             seed=self._seed,
             secret=int.from_bytes(self._secret, "little"),
+            masked=True,
             devices=devices,
             engine=self._engine,
             chunk=1,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedslice.core import rng
@@ -22,6 +23,7 @@ from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
 from fedslice.data.index_sets import IndexSets
+from fedslice.privacy.secagg.messages import Vector
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
 from fedslice.task import Task
@@ -35,10 +37,13 @@ from fedslice.training.evaluate import Own, client_scores
 from fedslice.training.events import Events
 from fedslice.training.events import Trained as TrainedEvent
 from fedslice.training.row_plan import RowPlan
+from fedslice.training.sum_client import SumClients
+from fedslice.training.sums import Purpose, tally_vectors
 from fedslice.training.work import Work
 
 _AT_ONCE = 1 << 16  # clients that enrol together
 _ENTRIES = 1 << 24  # of their facts
+_SUMMED = 256  # clients that answer a step of a secure sum together
 
 
 class Population:
@@ -49,6 +54,7 @@ class Population:
         task: The network with the clients' data.
         seed: The clients' own seed; by default the shared one.
         secret: The clients' own secret; by default their seed, which hides nothing and is enough for a simulation.
+        masked: Whether clients mask what is summed. A simulation may leave it out, and has the same sums.
         devices: How fast the clients are.
         engine: ``auto``, or the name of an engine.
         chunk: How many clients train at once; chosen with the engine by default.
@@ -63,6 +69,7 @@ class Population:
         *,
         seed: int | None = None,
         secret: int | None = None,
+        masked: bool = False,
         device: torch.device | None = None,
         devices: Devices | None = None,
         engine: str = "auto",
@@ -87,6 +94,7 @@ class Population:
         self._kept = spec.recipe.slices.kept(spec)
         self._first = schema.initial_names(spec)
         self._likeness = self._alike()
+        self.sums = SumClients(self.run, self._vectors, masked)
 
     def __len__(self) -> int:
         return len(self.task.federation)
@@ -167,6 +175,9 @@ class Population:
             size = max(1, min(_AT_ONCE, _ENTRIES // max(entries, 1)))
             for clients, draws in zip(cohort.clients.split(size), cohort.draws.split(size), strict=True):
                 yield Cohort(clients, draws)
+        elif stage == "sum":
+            for clients, draws in zip(cohort.clients.split(_SUMMED), cohort.draws.split(_SUMMED), strict=True):
+                yield Cohort(clients, draws)
         elif stage == "evaluation":  # clients without test samples are apart: they have nothing to be padded to
             sizes = self.task.federation.test.sizes.cpu()
             tested = sizes[cohort.clients] > 0
@@ -190,11 +201,32 @@ class Population:
             return unpack(opened, {}, lambda _: {})
         if kind is Kind.WELCOME:
             return unpack(opened, {}, lambda _: schema.WELCOME)
+        if kind is Kind.SUM:
+            return self.sums.read(opened)
         if kind not in (Kind.DOWNLOAD, Kind.PREVIEW):
             raise Refused(f"is of kind {kind.name.lower()}, which a server does not send")
         slices, memory, here = self.spec.recipe.slices, self.parts["slices"], clients.to(self.device)
         hold = self._with_test_rows(t, here) if kind is Kind.PREVIEW else slices.hold(memory, t, here)
         return schema.read_download(self.spec, opened, hold, slices.came(memory, t, here, hold))
+
+    # --- secure sums
+
+    def summed(self, asked: Message) -> Message:
+        """Return clients' parts of a step of a secure sum."""
+        t, clients = asked.head.round, asked.head.clients
+        return self.sums.answer(asked, self._head(Kind.PART, t, clients, asked.head.draws), self._tally)
+
+    def _tally(self, client: int) -> Mapping[str, NDArray[np.int64]]:
+        return {
+            name: counts
+            for place, part in self.spec.recipe.parts().items()
+            for name, counts in part.tally(self.parts[place], client).items()
+        }
+
+    def _vectors(self, purpose: Purpose, size: int, layout: int, scale: float) -> Mapping[str, Vector]:  # noqa: ARG002
+        """Return the vectors of a secure sum."""
+        lengths = {n: length for part in self.spec.recipe for n, length in part.tallies(self.spec).items()}
+        return tally_vectors(lengths, int(scale))
 
     def settle(self, clients: Tensor, taken: Tensor) -> None:
         """Commit or drop what clients have written, given the last round of which the server took each upload."""

@@ -84,8 +84,8 @@ def reveal(experiment: Experiment) -> list[Revealed]:
     rounds: list[_Page] = []
     for _ in range(min(experiment.rounds, 2)):
         server.invite()
-        for stage in server.stages():
-            play_stage(server, experiment.transport, stage, few)
+        for stage, clients_of_it in server.stages(few):
+            play_stage(server, experiment.transport, stage, clients_of_it)
         server.finish()
         rounds.append(book.turn())
     out += _compared(rounds[0], rounds[-1])
@@ -163,6 +163,10 @@ class _Book(Listener):
 
     def welcomed(self, message: Message) -> None:
         """Enter what opens an enrolment."""
+        self.note(message)
+
+    def summed(self, message: Message) -> None:
+        """Enter messages of secure sums."""
         self.note(message)
 
     def requested(self, message: Message) -> None:

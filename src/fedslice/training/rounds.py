@@ -1,6 +1,6 @@
 """The round loop, the only one of the project: for simulations, for processes, and for whatever carries messages.
 
-A round is a list of stages, and a stage a list of phases: in each phase the server sends one message to every client
+A round is a row of stages, and a stage a list of phases: in each phase the server sends one message to every client
 and receives one back. A stage is a barrier: what one client sends in a stage may depend on what all clients sent in the
 stage before. Enrolment and evaluation are stages of their own, outside of rounds.
 """
@@ -46,11 +46,13 @@ class Stage:
         name: What happens.
         open: Return the first message to some clients.
         phases: The phases in their order.
+        settles: Whether it is known at the end whose uploads were taken.
     """
 
     name: str
     open: Callable[[Server, Cohort], Message]
     phases: tuple[Phase, ...]
+    settles: bool = True
 
 
 class Transport(Protocol):
@@ -99,13 +101,19 @@ EVALUATION = Stage(
         Phase(Kind.SCORES, lambda population, down: population.score(down), lambda server, up: server.scored(up)),
     ),
 )
+SUM = Stage(
+    "sum",
+    lambda server, clients: server.sums.open(clients),
+    (Phase(Kind.PART, lambda population, down: population.summed(down), lambda server, up: server.sums.take(up)),),
+    settles=False,
+)
 
 
 def play_round(server: Server, transport: Transport) -> Round:
     """Play one round and return what it came to."""
     cohort = server.invite()
-    for stage in server.stages():
-        play_stage(server, transport, stage, cohort)
+    for stage, clients in server.stages(cohort):
+        play_stage(server, transport, stage, clients)
     return server.finish()
 
 
@@ -116,12 +124,15 @@ def play_stage(server: Server, transport: Transport, stage: Stage, cohort: Cohor
         for phase in stage.phases:
             ups = transport.exchange(server, phase, downs)
             downs = [down for up in ups if (down := phase.take(server, up)) is not None]
-        transport.settle(clients.clients, server.taken_rounds(clients.clients))
+        if stage.settles:
+            transport.settle(clients.clients, server.taken_rounds(clients.clients))
 
 
 def enrol(server: Server, transport: Transport, clients: Tensor) -> None:
-    """Enrol clients of these numbers."""
+    """Enrol clients of these numbers, and then learn of all newcomers what they tell in sums alone."""
     play_stage(server, transport, ENROLMENT, _once(clients))
+    for stage, newcomers in server.sums.tallies():
+        play_stage(server, transport, stage, newcomers)
 
 
 def evaluate_clients(server: Server, transport: Transport, clients: Tensor | None = None) -> Scores:

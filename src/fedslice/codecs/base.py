@@ -93,6 +93,20 @@ class Codec(Part):
         """Return the fields of an upload about these coordinates."""
         raise NotImplementedError
 
+    def sealed(self, spec: Spec, fields: Fields, whole: Fields, layout: int) -> Fields:  # noqa: ARG002
+        """Return what travels in the place of an upload's fields.
+
+        Args:
+            spec: What both sides know.
+            fields: The codec's fields and the reports of all parts.
+            whole: The same of an upload of one client that sends the whole model.
+            layout: The layout of the round.
+        """
+        return fields
+
+    def gathered(self, state: Any, size: int) -> None:
+        """Note the size of a round's cohort, before it is asked for anything."""
+
     def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Return [clients] 32-bit words in the unit of FLSS's paper, which counts neither ids nor scales."""
         return sum(sizes.values(), torch.zeros(part.clients)).double() / 4

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedslice.codecs import SecAgg
 from fedslice.core.errors import RunWarning, UserError, shown
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec, TableGroup
@@ -118,12 +119,20 @@ class Experiment:
         travels = "pools" not in recipe.select.provides
         self._devices = devices if travels else None
         self.spec = spec_of(self.task, recipe, seed, rounds, self._devices is not None)
+        masked = isinstance(recipe.codec, SecAgg) and not recipe.codec.simulate
         self.events = Events()
         self.population = Population(
-            self.spec, self.task, device=place, devices=self._devices, engine=engine, chunk=chunk, events=self.events
+            self.spec,
+            self.task,
+            masked=masked,
+            device=place,
+            devices=self._devices,
+            engine=engine,
+            chunk=chunk,
+            events=self.events,
         )
         initial = {name: value.to(place) for name, value in self.task.initial(seed).items()}
-        self.server = Server(self.spec, initial, scratch=scratch, events=self.events)
+        self.server = Server(self.spec, initial, scratch=scratch, events=self.events, masked=masked)
         samples = None if self._devices is None else self.population.run.samples(torch.arange(len(self.population)))
         self.ledger = Ledger(self.spec, self._devices, samples)
         self.events.add(self.ledger)

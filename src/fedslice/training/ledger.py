@@ -93,7 +93,7 @@ class Ledger(Listener):
         """Begin a round, and enter the invitations, which are headers alone."""
         self._slowest = 0.0
         self._requests, self._downloads = {}, {}
-        if self._travels:
+        if self._travels and "sealed" not in self._spec.recipe.codec.provides:  # where a sum's first message invites
             self.framing += HEADER_BYTES * len(cohort.clients)
 
     def requested(self, message: Message) -> None:

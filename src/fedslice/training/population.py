@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,8 @@ from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
 from fedslice.data.index_sets import IndexSets
+from fedslice.privacy.encoding import RingElements
+from fedslice.privacy.ring import Elements
 from fedslice.privacy.secagg.messages import Vector
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
@@ -37,8 +40,8 @@ from fedslice.training.evaluate import Own, client_scores
 from fedslice.training.events import Events
 from fedslice.training.events import Trained as TrainedEvent
 from fedslice.training.row_plan import RowPlan
-from fedslice.training.sum_client import SumClients
-from fedslice.training.sums import Purpose, tally_vectors
+from fedslice.training.sum_client import SumClients, stacked
+from fedslice.training.sums import Purpose, Step, line, placed, tally_vectors, update_vectors
 from fedslice.training.work import Work
 
 _AT_ONCE = 1 << 16  # clients that enrol together
@@ -213,8 +216,43 @@ class Population:
 
     def summed(self, asked: Message) -> Message:
         """Return clients' parts of a step of a secure sum."""
-        t, clients = asked.head.round, asked.head.clients
+        t, clients, (purpose, step) = asked.head.round, asked.head.clients, placed(asked.head.layout)
+        if purpose is Purpose.UPDATES and step is Step.KEYS:
+            self.settle(clients, asked.head.upload_round)
+        if purpose is Purpose.UPDATES and step is Step.VECTORS:
+            return self.delivered(asked)
         return self.sums.answer(asked, self._head(Kind.PART, t, clients, asked.head.draws), self._tally)
+
+    def delivered(self, asked: Message) -> Message:
+        """Return the request of clients that have been sent their neighbours' shares."""
+        self.sums.hear_delivery(asked)
+        return self.request(asked)
+
+    def _sealed(self, head: Header, up: Slice, fields: Fields, body: Body) -> tuple[Header, Body]:
+        """Return uploads as ring elements under masks; clients that are in no sum decline."""
+        spec, layout = self.spec, head.layout
+        own, whole = (
+            {name: each for name, each in schema.plain(spec, part, layout).items() if isinstance(each, Field)}
+            for part in (up, schema.whole(spec))
+        )
+        declined = torch.zeros(len(head.clients), dtype=torch.bool) if head.declined is None else head.declined.clone()
+        found: list[Mapping[str, Elements]] = []
+        for at, client in enumerate(head.clients.tolist()):
+            member = None if bool(declined[at]) else self.sums.member(client)
+            masked: Mapping[str, Elements] = {}
+            if member is not None:
+                lines = {name: line(own[name], each, body[name], at) for name, each in whole.items()}
+                with suppress(Refused):
+                    masked = self.sums.seal(member, client, head.round, lines)
+            declined[at] = not masked
+            found.append(masked)
+        vectors = {
+            name: Vector(each.encoding.ring, each.shape[0])
+            for name, each in fields.items()
+            if isinstance(each, Field) and isinstance(each.encoding, RingElements)
+        }
+        ids = {name: entries for name, entries in body.items() if name in fields and name not in vectors}
+        return replace(head, declined=declined if bool(declined.any()) else None), ids | stacked(vectors, found)
 
     def _tally(self, client: int) -> Mapping[str, NDArray[np.int64]]:
         return {
@@ -223,8 +261,10 @@ class Population:
             for name, counts in part.tally(self.parts[place], client).items()
         }
 
-    def _vectors(self, purpose: Purpose, size: int, layout: int, scale: float) -> Mapping[str, Vector]:  # noqa: ARG002
+    def _vectors(self, purpose: Purpose, size: int, layout: int, scale: float) -> Mapping[str, Vector]:
         """Return the vectors of a secure sum."""
+        if purpose is Purpose.UPDATES:
+            return update_vectors(self.spec, size, layout)
         lengths = {n: length for part in self.spec.recipe for n, length in part.tallies(self.spec).items()}
         return tally_vectors(lengths, int(scale))
 
@@ -261,6 +301,8 @@ class Population:
         for name, entries in reports.items():
             masked = entries if isinstance(entries, Tensor) else entries.masked(fine)
             body |= dict.fromkeys((n for n in fields if n == name or n.startswith(f"{name}.")), masked)  # one per type
+        if "sealed" in recipe.codec.provides:
+            head, body = self._sealed(head, up, fields, body)
         recipe.local.update_memory(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))

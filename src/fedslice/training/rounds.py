@@ -108,13 +108,27 @@ SUM = Stage(
     settles=False,
 )
 
+SEALED_EXCHANGE = Stage(
+    "exchange",
+    lambda server, clients: server.sums.open(clients),
+    (
+        Phase(Kind.REQUEST, lambda population, down: population.delivered(down), EXCHANGE.phases[0].take),
+        EXCHANGE.phases[1],
+    ),
+    settles=False,
+)
+
 
 def play_round(server: Server, transport: Transport) -> Round:
     """Play one round and return what it came to."""
-    cohort = server.invite()
+    cohort, settled = server.invite(), True
     for stage, clients in server.stages(cohort):
         play_stage(server, transport, stage, clients)
-    return server.finish()
+        settled &= stage.settles
+    end = server.finish()
+    if not settled:
+        transport.settle(cohort.clients, server.taken_rounds(cohort.clients))
+    return end
 
 
 def play_stage(server: Server, transport: Transport, stage: Stage, cohort: Cohort) -> None:

@@ -125,7 +125,10 @@ class Server:
 
     def stages(self, cohort: Cohort) -> Iterator[tuple[Stage, Cohort]]:
         """Yield the stages of a round, each with its clients; whoever plays them asks for the next when one is over."""
-        yield EXCHANGE, cohort
+        if "sealed" in self.spec.recipe.codec.provides:
+            yield from self.sums.updates(cohort)
+        else:
+            yield EXCHANGE, cohort
 
     def invite(self) -> Cohort:
         """Begin the next round and return who takes part."""
@@ -181,6 +184,9 @@ class Server:
         if head.declined is not None and bool(head.declined.all()):
             self._none_taken(upload, hold)
             return
+        if self.sums.sealed:
+            self._take_sealed(upload, hold)
+            return
         state = self.states["codec"]
         part = recipe.slices.sent(self.states["slices"], t, clients, hold, upload.body)
         update = recipe.codec.decode(state, head, part, upload.body)
@@ -210,6 +216,35 @@ class Server:
         self._taken.append(used)
         self.awaited.arrived(clients, head.draws)
         self.events.taken(Taken(upload, part, update, taken))
+
+    def _take_sealed(self, upload: Message, hold: Slice) -> None:
+        """Add masked uploads, of which nothing is known before the sum is opened."""
+        head = upload.head
+        part = self.spec.recipe.slices.sent(self.states["slices"], self.round, head.clients, hold, upload.body)
+        taken = self.sums.receive(upload)
+        self.awaited.arrived(head.clients, head.draws)
+        nothing = part.only(())
+        self.events.taken(Taken(upload, part, Update(nothing, nothing, {}), taken))
+
+    def opened(self, clients: Tensor, weight: float, body: Body, layout: int) -> None:
+        """Take in the weighted sum of clients' uploads, which has the form of one upload.
+
+        Args:
+            clients: The clients whose uploads are in it.
+            weight: Their weight.
+            body: The sums.
+            layout: The layout of the round.
+        """
+        one, part = clients[:1], schema.whole(self.spec)
+        head = self._head(Kind.UPLOAD, self.round, one, torch.zeros_like(one), layout)
+        update = self.spec.recipe.codec.decode(self.states["codec"], head, part, body)
+        self._total.add(update, torch.ones(1, dtype=torch.float64))
+        self._total.clients, self._total.weight = len(clients), weight
+        for name, entries in _on_slices(schema.reports(self.spec, part), body).items():
+            total = self._sums.setdefault(name.partition(".")[0], Accumulator())
+            total.add(entries, torch.ones(1, dtype=torch.float64))
+        self.enrolled.took(clients, self.round)
+        self._taken.append(clients)
 
     def finish(self) -> Round:
         """End the round: decode the sum, correct it, and step. Clients that did not answer have no part in it."""

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fedslice.codecs import SecAgg
 from fedslice.core.errors import Refused, UserError
 from fedslice.core.memory import Memory
 from fedslice.core.message import Body, Field, Header, Kind, Message, Opened, unpack
 from fedslice.core.part import ClientRun
+from fedslice.privacy.draws import Draw, hidden_bits
 from fedslice.privacy.encoding import to_entries
 from fedslice.privacy.ring import Elements
 from fedslice.privacy.secagg import messages
@@ -73,6 +76,8 @@ class SumClients:
     def __init__(self, run: ClientRun, vectors: Vectors, masked: bool) -> None:
         self.masked = masked
         self._vectors = vectors
+        self._run = run
+        self._seed = int(hidden_bits(run.secret, Draw.ROUNDING, 2).view(np.uint64)[0] >> np.uint64(1))
         self._memory = Memory(run, "sum")
         self._members: dict[tuple[Purpose, int], Member] = {}
         self._setup: Setup | None = None  # the last one, which many clients have in common
@@ -148,6 +153,27 @@ class SumClients:
             return vectors
         assert member.delivery is not None
         return member.machine.mask(member.delivery, vectors).vectors
+
+    def seal(self, member: Member, client: int, t: int, lines: Mapping[str, Tensor]) -> Mapping[str, Elements]:
+        """Return a client's upload as ring elements under masks.
+
+        Args:
+            member: The client in the round's sum.
+            client: Its number.
+            t: The round.
+            lines: The values of each field, in one line.
+
+        Raises:
+            Refused: If what the server has said before was no sum that the client could take part in.
+        """
+        spec, codec = self._run.spec, self._run.spec.recipe.codec
+        assert isinstance(codec, SecAgg)
+        made = {}
+        for number, (name, own) in enumerate(lines.items()):
+            quantizer = codec.quantizer(spec, name, member.setup.size, member.layout)
+            key = (self._seed, t, client, number)
+            made[name], _ = quantizer.quantize(own.cpu().numpy(), member.scale, key)
+        return self.mask(Purpose.UPDATES, client, made)
 
     def _begin(self, asked: Message, purpose: Purpose) -> list[bool]:
         """Make the clients members of a sum, and return which of them take part."""

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedslice.codecs import SecAgg
 from fedslice.core.errors import Refused
 from fedslice.core.message import Kind, Message, unpack
 from fedslice.privacy.ring import Elements
 from fedslice.privacy.secagg.messages import Aborted
 from fedslice.select.base import Cohort
-from fedslice.training import sums
+from fedslice.training import schema, sums
 from fedslice.training.events import Refusal
-from fedslice.training.rounds import SUM, Stage
+from fedslice.training.rounds import SEALED_EXCHANGE, SUM, Stage
 from fedslice.training.sum_server import SecureSum
 from fedslice.training.sums import Purpose
 
@@ -91,6 +92,48 @@ class Sums:
             if found is not None:
                 part.learn_sums(state, *found)
             return
+
+    def updates(self, cohort: Cohort) -> Stages:
+        """Yield the stages of a round whose uploads are summed, and open the sum."""
+        server, spec, t = self._server, self._server.spec, self._server.round
+        clients = cohort.clients
+        if len(clients) < LEAST:
+            why = f"secure aggregation of round {t} has {len(clients)} clients, {LEAST} are needed"
+            server.events.refused(Refusal(t, NOBODY, why))
+            return
+        codec, state = spec.recipe.codec, server.states["codec"]
+        codec.gathered(state, len(clients))
+        layout = codec.layout(state, t)
+        weights = spec.recipe.combine.weigh(server.states["combine"], clients)
+        most = max(float(weights.max()), 1e-300)
+        vectors = sums.update_vectors(spec, len(clients), layout)
+        self._open = SecureSum(
+            Purpose.UPDATES, t, self._session(Purpose.UPDATES, clients), clients, vectors, weights / most, layout,
+            self._masked,
+        )  # fmt: skip
+        found = yield from self._played((SUM, SUM, SEALED_EXCHANGE, SUM))
+        if found is None:
+            return
+        taken, totals = found
+        assert isinstance(codec, SecAgg)
+        values = {
+            name: codec.quantizer(spec, name, len(clients), layout).value(total) * most
+            for name, total in totals.items()
+        }
+        weight = float(weights[torch.isin(clients, taken)].sum())
+        server.opened(taken, weight, sums.opened(schema.plain(spec, schema.whole(spec), layout), values), layout)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the uploads of the round at hand are summed under masks."""
+        return self._open is not None and self._open.purpose is Purpose.UPDATES
+
+    def receive(self, upload: Message) -> Tensor:
+        """Take masked uploads, and return flags of those that are of use [clients]."""
+        server = self._server
+        return self._now.take(
+            upload.head, upload.body, lambda client, why: server.events.refused(Refusal(server.round, client, why))
+        )
 
     def _played(self, stages: tuple[Stage, ...]) -> Generator[
         tuple[Stage, Cohort], None, tuple[Tensor, Mapping[str, Elements]] | None

@@ -7,18 +7,26 @@ clients count when they enrol in a ``PART``, of updates in the round's ``UPLOAD`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedslice.codecs import SecAgg
 from fedslice.core.encodings import Bits, Counts, Floats
+from fedslice.core.entries import OnSlice
 from fedslice.core.message import Body, Field, Fields
+from fedslice.core.spec import Spec
 from fedslice.privacy.encoding import RingElements
 from fedslice.privacy.ring import Ring
 from fedslice.privacy.secagg.messages import COMMITMENT, KEY, SEALED, SECRETS, Vector
 from fedslice.privacy.secagg.shares import LIMBS
+from fedslice.training import schema
 
 SESSION = 16  # bytes
 _PREFIX = "sum/"
@@ -148,6 +156,47 @@ def vector_fields(vectors: Mapping[str, Vector], about: str) -> Fields:
 def tally_vectors(lengths: Mapping[str, int], most: int) -> dict[str, Vector]:
     """Return the vectors of tallies, in the smallest ring in which a sum of at most ``most`` cannot wrap around."""
     return {name: Vector(Ring.for_sum(most), length) for name, length in lengths.items()}
+
+
+def update_vectors(spec: Spec, size: int, layout: int) -> dict[str, Vector]:
+    """Return the vectors of a round's uploads."""
+    codec = spec.recipe.codec
+    assert isinstance(codec, SecAgg)
+    whole = schema.plain(spec, schema.whole(spec), layout)
+    lengths = {name: int(each.counts(1)[0]) for name, each in whole.items() if isinstance(each, Field)}
+    return {name: Vector(codec.quantizer(spec, name, size, layout).ring, n) for name, n in lengths.items()}
+
+
+def line(field: Field, whole: Field, entries: Any, client: int) -> Tensor:
+    """Return one client's entries of a field as they stand in the whole model, with zeros where it has none."""
+    if field.on is None or whole.on is None:
+        own: Tensor = entries[client].flatten()
+        return own
+    part, values = field.on.one(client), entries.one(client, field.on)
+    lines = [
+        part.spread(name, values[name])[0].flatten()
+        if name in part.axes
+        else torch.zeros(math.prod(whole.on.shapes[name]))
+        for name in whole.on.axes
+    ]
+    return torch.cat(lines) if lines else torch.zeros(0)
+
+
+def opened(whole: Fields, totals: Mapping[str, NDArray[np.float64]]) -> Body:
+    """Return sums in the form of one client's entries of the whole model."""
+    body: Body = {}
+    for name, each in whole.items():
+        assert isinstance(each, Field)
+        assert isinstance(each.encoding, Floats)
+        total = torch.from_numpy(totals[name]).to(each.encoding.dtype)
+        if each.on is None:
+            body[name] = total.view(1, *each.shape)
+            continue
+        shapes = {parameter: each.on.shapes[parameter] for parameter in each.on.axes}
+        parts = total.split([shape.numel() for shape in shapes.values()])
+        values = {n: own.view(1, *shape) for (n, shape), own in zip(shapes.items(), parts, strict=True)}
+        body[name] = OnSlice(each.on, values)
+    return body
 
 
 def _with_own(flags: Tensor) -> Tensor:

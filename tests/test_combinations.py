@@ -89,7 +89,9 @@ def small(recipe: Recipe) -> Recipe:
     """The recipe with less to compute."""
     options: dict[str, Any] = {"local.iterations": 2, "local.batch_size": 2}
     if "cohort" in recipe.select.setting_names():
-        options |= {"select.cohort": 2}
+        options |= {"select.cohort": 3 if recipe.codec.label == "secagg" else 2}
+    if (recipe.select.label, recipe.codec.label) == ("fedcs", "secagg"):
+        options |= {"select.budget": 1.0}
     if recipe.local.label == "fedgen":
         options |= {"server_steps": 1, "width": 2, "generated": 2}
     if recipe.codec.label == "subspace":

@@ -17,6 +17,7 @@ from fedslice.core.part import Part
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.core.update import Step, Update
+from fedslice.privacy.quantize import Quantizer
 
 
 class Codec(Part):
@@ -103,6 +104,17 @@ class Codec(Part):
             layout: The layout of the round.
         """
         return fields
+
+    def quantizer(self, spec: Spec, name: str, size: int, layout: int) -> Quantizer:
+        """Return how a field of a sealed upload is rounded.
+
+        Args:
+            spec: What both sides know.
+            name: The field's name.
+            size: Clients in the cohort.
+            layout: The layout of the round.
+        """
+        raise NotImplementedError
 
     def gathered(self, state: Any, size: int) -> None:
         """Note the size of a round's cohort, before it is asked for anything."""

@@ -101,7 +101,8 @@ class SecAgg(Codec):
     @property
     def provides(self) -> frozenset[str]:
         """Codes are summed under masks; the rest is as with the inner codec."""
-        return (self.inner.provides & {"keeps-zeros", "sends-steps", "basis"}) | {"sums-codes", "sealed"}
+        own = {"sums-codes", "sealed", "unmasked"} if self.simulate else {"sums-codes", "sealed"}
+        return (self.inner.provides & {"keeps-zeros", "sends-steps", "basis"}) | own
 
     def rules(self) -> Iterable[Rule]:
         """Refuse what looks at single clients' uploads."""
@@ -122,14 +123,7 @@ class SecAgg(Codec):
             )
 
     def quantizer(self, spec: Spec, name: str, size: int, layout: int) -> Quantizer:
-        """Return how a field of an upload is rounded.
-
-        Args:
-            spec: What both sides know.
-            name: The field's name.
-            size: Clients in the cohort.
-            layout: The layout of the round.
-        """
+        """Return how a field of an upload is rounded: a code's in the range of codes, a report's in its own."""
         own = name in self.inner.fields(spec, Slice.whole(1, spec.shapes), layout // _BITS)
         return Quantizer(self.bound if own else self.report_bound, size, self.bits)
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslice.codecs import SecAgg
 from fedslice.core.errors import RunWarning, UserError, shown
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec, TableGroup
@@ -119,7 +118,7 @@ class Experiment:
         travels = "pools" not in recipe.select.provides
         self._devices = devices if travels else None
         self.spec = spec_of(self.task, recipe, seed, rounds, self._devices is not None)
-        masked = isinstance(recipe.codec, SecAgg) and not recipe.codec.simulate
+        masked = {"sealed", "unmasked"} & recipe.codec.provides == {"sealed"}
         self.events = Events()
         self.population = Population(
             self.spec,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedslice.codecs import SecAgg
 from fedslice.core.errors import Refused
 from fedslice.core.message import Kind, Message, unpack
 from fedslice.privacy.ring import Elements
@@ -115,7 +114,6 @@ class Sums:
         if found is None:
             return
         taken, totals = found
-        assert isinstance(codec, SecAgg)
         values = {
             name: codec.quantizer(spec, name, len(clients), layout).value(total) * most
             for name, total in totals.items()

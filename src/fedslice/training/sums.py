@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedslice.codecs import SecAgg
 from fedslice.core.encodings import Bits, Counts, Floats
 from fedslice.core.entries import OnSlice
 from fedslice.core.message import Body, Field, Fields
@@ -161,7 +160,6 @@ def tally_vectors(lengths: Mapping[str, int], most: int) -> dict[str, Vector]:
 def update_vectors(spec: Spec, size: int, layout: int) -> dict[str, Vector]:
     """Return the vectors of a round's uploads."""
     codec = spec.recipe.codec
-    assert isinstance(codec, SecAgg)
     whole = schema.plain(spec, schema.whole(spec), layout)
     lengths = {name: int(each.counts(1)[0]) for name, each in whole.items() if isinstance(each, Field)}
     return {name: Vector(codec.quantizer(spec, name, size, layout).ring, n) for name, n in lengths.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedslice.codecs import Codec, SecAgg
-from fedslice.core.errors import UserError
+from fedslice.core.errors import RunWarning, UserError
 from fedslice.core.message import Kind, Message
 from fedslice.recipe import Recipe, default
 from fedslice.recipes import RECIPES
@@ -246,3 +246,52 @@ def test_a_run_resumes() -> None:
     half.load_state_dict(tensors, numbers)
     half.run()
     assert_same(half.model, whole.model)
+
+
+def test_a_cohort_of_two_is_not_summed_and_the_run_says_so() -> None:
+    task, recipe = recommender(SIZES), RECIPES["fedavg"].with_options(SMALL | {"cohort": 2})
+    with pytest.warns(RunWarning, match="has 2 clients, 3 are needed"):
+        experiment = run(task, sealed(recipe), rounds=2)
+    assert_same(experiment.model, task.initial(0))
+
+
+@pytest.mark.parametrize(
+    ("size", "own", "scale"), [(2, 0, 1.0), ((1 << 32) - 1, 0, 1.0), (8, 8, 1.0), (8, 0, 1e300), (8, 0, 1.0)]
+)
+def test_a_client_takes_no_part_in_a_sum_that_is_none(size: int, own: int, scale: float) -> None:
+    """Too few others, too many to be true, no place of its own, or a sum that fits no ring."""
+    _, _, population = played(sealed(RECIPES["fedavg"].with_options(EVERYONE)), True)
+    tallied = population.spec.recipe.with_options({"combine": "heat", "source": "secure-sum"})
+    other = Population(spec_of(population.task, tallied, 0, 1), population.task, masked=True)
+    head = other._head(Kind.SUM, 1, torch.tensor([0]), layout=place(Purpose.TALLIES, Step.KEYS))
+    body = {
+        "sum/session": torch.zeros(1, 16, dtype=torch.int64),
+        "sum/cohort": torch.tensor([[size, own, 0]]),
+        "sum/scale": torch.tensor([[scale]], dtype=torch.float64),
+    }
+    answer = other.summed(Message(head, {}, body))
+    assert answer.head.declined is not None
+    assert bool(answer.head.declined[0]) == ((size, own, scale) != (8, 0, 1.0))
+
+
+def test_a_client_whose_download_belongs_to_another_sum_declines() -> None:
+    """The ring of the upload is that of the cohort that the client was told of, or there is no upload."""
+    recipe = sealed(RECIPES["fedavg"].with_options(EVERYONE))
+    task = recommender(SIZES)
+    spec = spec_of(task, recipe, 0, 1)
+    server = Server(spec, {n: v.clone() for n, v in task.initial(0).items()}, masked=True)
+    heard, population = _Heard(), Population(spec, task, masked=True)
+    server.events.add(heard)
+
+    class Changing(InMemory):
+        def exchange(self, server: Any, phase: Phase, downs: Iterable[Message]) -> Iterator[Message]:
+            for down in downs:
+                if down.head.kind is Kind.DOWNLOAD:
+                    object.__setattr__(down.head, "layout", down.head.layout - 1)
+                yield from super().exchange(server, phase, [down])
+
+    transport = Changing(population)
+    enrol(server, transport, torch.arange(len(SIZES)))
+    play_round(server, transport)
+    assert_same(dict(server.model), task.initial(0))
+    assert all(bool(m.head.declined.all()) for m in heard.uploads if m.head.declined is not None)

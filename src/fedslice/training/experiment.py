@@ -34,6 +34,7 @@ from fedslice.training.population import Population
 from fedslice.training.rounds import enrol, play_round
 from fedslice.training.server import Server
 from fedslice.training.state import AMOUNTS, COUNTS, check_numbers, check_tensors, inventory
+from fedslice.training.sum_stages import NOBODY
 from fedslice.training.transports.memory import InMemory, Packed
 
 Row = dict[str, Any]
@@ -145,7 +146,7 @@ class Experiment:
         self.diverged_round: int | None = None
         self.sound = True  # loss and model were finite at the last evaluation
         self.seconds = 0.0
-        self._warned = False
+        self._warned = self._warned_of_sums = False
 
     @property
     def model(self) -> Values:
@@ -200,6 +201,7 @@ class Experiment:
                 before = self.rejected, self.updates
                 end = play_round(self.server, self.transport)
                 self._warn(self.rejected - before[0], self.updates - before[1])
+                self._warn_of_sums()
             self.seconds += watch.seconds()
             with threads(self.engine.threads):
                 self._instruments.observe(end)
@@ -219,6 +221,13 @@ class Experiment:
                 RunWarning,
                 stacklevel=4,
             )
+
+    def _warn_of_sums(self) -> None:
+        """Tell of the first secure sum that ended without a result."""
+        ended = [refusal.reason for refusal in self.ledger.refusals if refusal.client == NOBODY]
+        if ended and not self._warned_of_sums:
+            self._warned_of_sums = True
+            warnings.warn(f"{ended[0].rstrip('.')}; the run goes on without it.", RunWarning, stacklevel=4)
 
     def _judge(self, scores: Mapping[str, float]) -> None:
         """Note whether the run is diverged at this evaluation."""

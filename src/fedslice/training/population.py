@@ -236,21 +236,21 @@ class Population:
             for part in (up, schema.whole(spec))
         )
         declined = torch.zeros(len(head.clients), dtype=torch.bool) if head.declined is None else head.declined.clone()
-        found: list[Mapping[str, Elements]] = []
-        for at, client in enumerate(head.clients.tolist()):
-            member = None if bool(declined[at]) else self.sums.member(client)
-            masked: Mapping[str, Elements] = {}
-            if member is not None:
-                lines = {name: line(own[name], each, body[name], at) for name, each in whole.items()}
-                with suppress(Refused):
-                    masked = self.sums.seal(member, client, head.round, lines)
-            declined[at] = not masked
-            found.append(masked)
         vectors = {
             name: Vector(each.encoding.ring, each.shape[0])
             for name, each in fields.items()
             if isinstance(each, Field) and isinstance(each.encoding, RingElements)
         }
+        found: list[Mapping[str, Elements]] = []
+        for at, client in enumerate(head.clients.tolist()):
+            member = None if bool(declined[at]) else self.sums.member(client)
+            masked: Mapping[str, Elements] = {}
+            if member is not None and (member.layout, member.setup.vectors) == (layout, vectors):
+                lines = {name: line(own[name], each, body[name], at) for name, each in whole.items()}
+                with suppress(Refused):
+                    masked = self.sums.seal(member, client, head.round, lines)
+            declined[at] = not masked
+            found.append(masked)
         ids = {name: entries for name, entries in body.items() if name in fields and name not in vectors}
         return replace(head, declined=declined if bool(declined.any()) else None), ids | stacked(vectors, found)
 

@@ -131,6 +131,9 @@ class SumClients:
         if step is Step.REVEAL and purpose is Purpose.UPDATES:
             who = asked.head.clients[~declined]
             self._memory.keep(_REVEALED, who, torch.full((len(who), 1), asked.head.round))
+        if step is Step.REVEAL:  # the sum is over for them
+            for client in clients:
+                self._members.pop((purpose, client), None)
         return Message(head, fields, body)
 
     def hear_delivery(self, asked: Message) -> None:
@@ -194,7 +197,7 @@ class SumClients:
         self, purpose: Purpose, t: int, client: int, session: bytes, size: int, own: int, layout: int, scale: float
     ) -> bool:
         self._members.pop((purpose, client), None)
-        if own >= size:
+        if own >= size or not sums.LEAST <= size <= sums.MOST:
             return False
         setup = self._setup
         if setup is None or (setup.session, setup.round, setup.size) != (session, t, size):

@@ -20,13 +20,12 @@ from fedslice.training import schema, sums
 from fedslice.training.events import Refusal
 from fedslice.training.rounds import SEALED_EXCHANGE, SUM, Stage
 from fedslice.training.sum_server import SecureSum
-from fedslice.training.sums import Purpose
+from fedslice.training.sums import LEAST, Purpose
 
 if TYPE_CHECKING:
     from fedslice.core.message import Opened
     from fedslice.training.server import Server
 
-LEAST = 3  # clients over whom anything is summed
 NOBODY = -1  # the sender of what is nobody's fault
 
 Stages = Generator[tuple[Stage, Cohort]]

@@ -28,6 +28,7 @@ from fedslice.privacy.secagg.shares import LIMBS
 from fedslice.training import schema
 
 SESSION = 16  # bytes
+LEAST, MOST = 3, 1 << 20  # clients over whom anything is summed
 _PREFIX = "sum/"
 
 

@@ -74,6 +74,7 @@ class Pipes:
         fresh = clients[~server.enrolled.has(clients)]
         if len(fresh):
             enrol(server, self, fresh)
+            server.save()
         return numbers
 
     def chunks(self, stage: Stage, cohort: Cohort) -> Iterator[Cohort]:  # noqa: ARG002

@@ -477,7 +477,7 @@ class Scene:
         if not server.playing:
             return
         for number, (request, upload) in self.bystanders.items():
-            server._awaited.ask(torch.tensor([number]), torch.tensor([0]))
+            server.awaited.ask(torch.tensor([number]), torch.tensor([0]))
             if (number, 0) not in server._answered:
                 asked = server.read(request, Kind.REQUEST, number)
                 if asked is None:

@@ -33,9 +33,10 @@ from fedslice.task import Task
 from fedslice.training.devices import Devices
 from fedslice.training.ledger import Ledger
 from fedslice.training.rounds import EXCHANGE, Phase, Stage, play_round
+from fedslice.training.sums import Purpose, Step, place
 from fedslice.training.transports.memory import InMemory
 from fedslice.training.transports.pipes import Pipes
-from toys import begun, double, fitting, pair, readers, training
+from toys import begun, double, fitting, pair, readers, recommender, training
 
 EIGHT = (3, 7, 1, 12, 5, 4, 6, 2)
 SILENT = {(1, 2), (2, 2), (1, 5), (3, 0), (2, 6)}  # rounds in which a client does not answer
@@ -80,11 +81,28 @@ COMBINED |= {
             {"cohort": 6, "slices": "feature-rows", "combine": Median(memory=1e-8), **SMALL}
         ),
     ),
+    "randomized-heat": (
+        recommender,
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "randomized-response", "epsilon": 1.0, **SMALL}),
+    ),
+    "summed-heat": (
+        recommender,
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "secure-sum", **SMALL}),
+    ),
+    "secagg": (
+        recommender,
+        RECIPES["fedavg"].with_options({"cohort": 6, "codec": "secagg", "bound": 0.5, **SMALL}),
+    ),
+    "secagg-rows": (
+        recommender,
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "codec": "secagg", "source": "secure-sum", **SMALL}),
+    ),
     "trimmed-mean": (
         pair,
         RECIPES["sign"].with_options({"cohort": 6, "combine": TrimmedMean(trim=0.2), **SMALL}),
     ),
 }
+_FIRST = (Purpose.UPDATES, Step.KEYS)
 NAMES = [*RECIPES, *COMBINED]
 
 
@@ -153,11 +171,16 @@ class Unreliable(InMemory):
     def exchange(self, server: Any, phase: Phase, downs: Any) -> Iterator[Message]:
         for down in downs:
             here = (down.head.round, int(down.head.clients[0]))
-            if phase in EXCHANGE.phases and here in self._case.silent:
+            if (phase in EXCHANGE.phases or _begins(down)) and here in self._case.silent:
                 continue
             reply = phase.reply(self.population, down)
             if phase.kind is not Kind.UPLOAD or here not in self._case.lost:
                 yield reply
+
+
+def _begins(down: Message) -> bool:
+    """Whether a message is the first of a round whose uploads are summed."""
+    return down.head.kind is Kind.SUM and down.head.layout == place(*_FIRST)
 
 
 def simulated(case: Case) -> Outcome:
@@ -218,6 +241,8 @@ def _serve(job: Job, pipes: list[list[Connection]]) -> Outcome:
     transport, taken = Pipes(timeout=job.timeout), []
     spare = [list(own) for own in pipes]
     for t in range(job.rounds):
+        if not t:
+            assert transport.gather(server, [own.pop(0) for own in spare]) == list(range(job.clients))
         for number, own in enumerate(spare):
             if number not in transport.connected:
                 assert transport.connect(server, own.pop(0)) == number
@@ -266,7 +291,8 @@ def _attend(case: Case, pipes: list[list[Connection]]) -> None:
             client = clients[pipe]
             head = open_message(data, client._fingerprint).head
             here = (head.round, client.number)
-            silent = head.kind is Kind.INVITE and here in case.silent
+            begins = head.kind is Kind.INVITE or (head.kind is Kind.SUM and head.layout == place(*_FIRST))
+            silent = begins and here in case.silent
             reply = b"" if silent else client.reply(data)
             if not silent and (head.kind is not Kind.DOWNLOAD or here not in case.lost):
                 pipe.send_bytes(reply)
@@ -296,7 +322,7 @@ def alone(task: Task, recipe: Recipe, number: int, rounds: int, devices: Devices
         rounds=rounds,
         devices=own,
         metrics=task.metrics,
-        **more,
+        **{"secret": 0, **more},  # that of the simulation
     )
 
 

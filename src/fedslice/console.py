@@ -324,6 +324,21 @@ def reveal_tables(found: Document) -> Shown:
     return parts
 
 
+def privacy_tables(found: Document) -> Shown:
+    """What the server learns of a client under each choice, and the bytes of one client's messages."""
+    parts: Shown = [Text(f"what the server of {found['task']} learns of a client with {found['recipe']}"), Text()]
+    for choice in found["choices"]:
+        settings = " ".join(f"{name}={given}" for name, given in choice["settings"].items())
+        parts.append(Text(choice["name"] + (f" (--set {settings})" if settings else "")))
+        parts.append(Text("\n".join(choice["learns"])))
+        table = _table(["message", "up", "down"])
+        for message in dict.fromkeys((*choice["up"], *choice["down"])):
+            sizes = [choice[way].get(message) for way in ("up", "down")]
+            table.add_row(message, *("" if size is None else value("bytes", size) for size in sizes))
+        parts += [table, Text()]
+    return parts
+
+
 def _range(name: str, spread: Document | None) -> str:
     """From the least to the most."""
     if spread is None:

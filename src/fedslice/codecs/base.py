@@ -17,6 +17,7 @@ from fedslice.core.part import Part
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.core.update import Step, Update
+from fedslice.privacy.quantize import Quantizer
 
 
 class Codec(Part):
@@ -92,6 +93,31 @@ class Codec(Part):
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:
         """Return the fields of an upload about these coordinates."""
         raise NotImplementedError
+
+    def sealed(self, spec: Spec, fields: Fields, whole: Fields, layout: int) -> Fields:  # noqa: ARG002
+        """Return what travels in the place of an upload's fields.
+
+        Args:
+            spec: What both sides know.
+            fields: The codec's fields and the reports of all parts.
+            whole: The same of an upload of one client that sends the whole model.
+            layout: The layout of the round.
+        """
+        return fields
+
+    def quantizer(self, spec: Spec, name: str, size: int, layout: int) -> Quantizer:
+        """Return how a field of a sealed upload is rounded.
+
+        Args:
+            spec: What both sides know.
+            name: The field's name.
+            size: Clients in the cohort.
+            layout: The layout of the round.
+        """
+        raise NotImplementedError
+
+    def gathered(self, state: Any, size: int) -> None:
+        """Note the size of a round's cohort, before it is asked for anything."""
 
     def words(self, spec: Spec, part: Slice, sizes: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Return [clients] 32-bit words in the unit of FLSS's paper, which counts neither ids nor scales."""

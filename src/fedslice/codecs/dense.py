@@ -23,7 +23,7 @@ class Dense(Codec):
     @property
     def provides(self) -> frozenset[str]:
         """Every value arrives as it was sent."""
-        return frozenset({"keeps-zeros", "exact", "carries-values"})
+        return frozenset({"keeps-zeros", "exact", "carries-values", "linear"})
 
     def fields(self, spec: Spec, part: Slice, layout: int) -> Fields:  # noqa: ARG002
         """The values, of one precision after the other."""

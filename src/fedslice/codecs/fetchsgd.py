@@ -117,7 +117,7 @@ class FetchSGD(CatchUp):
     @property
     def provides(self) -> frozenset[str]:
         """A zero adds nothing to a sketch, and sketches are summed."""
-        return super().provides | {"keeps-zeros", "sums-codes"}
+        return super().provides | {"keeps-zeros", "sums-codes", "linear"}
 
     def rules(self) -> Iterable[Rule]:
         """A sketch does not say which parameters it is of: all must travel."""

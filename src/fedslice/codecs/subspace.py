@@ -141,7 +141,9 @@ class StreamingSubspace(CatchUp):
     @property
     def provides(self) -> frozenset[str]:
         """A zero adds nothing to a coefficient, and coefficients are summed; in full rounds as the inner codec does."""
-        return super().provides | {"sums-codes", "basis"} | (self.inner.provides & {"keeps-zeros", "remembers"})
+        return (
+            super().provides | {"sums-codes", "basis"} | (self.inner.provides & {"keeps-zeros", "remembers", "linear"})
+        )
 
     def rules(self) -> Iterable[Rule]:
         """What the inner codec refuses."""

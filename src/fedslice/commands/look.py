@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,6 +46,12 @@ def inspect(
             autocompletion=complete_recipe,
         ),
     ] = None,
+    privacy: Annotated[
+        bool,
+        typer.Option(
+            "--privacy", help="Show instead what the server learns with --recipe (or fedsubavg), and with more privacy."
+        ),
+    ] = False,
     devices: Annotated[
         str | None, typer.Option(metavar="NAME", help="Devices, for a --recipe that needs some; see fedslice run.")
     ] = None,
@@ -62,8 +69,15 @@ def inspect(
 ) -> None:
     """Show a task's clients, samples, feature heat and slice sizes.
 
-    With --recipe it shows instead what a client of that recipe reveals: every field of every message.
+    With --recipe it shows instead what a client of that recipe reveals: every field of every message. With --privacy it
+    says in plain words what the server learns, and what it learns if heat or updates are kept from it.
     """
+    if privacy:
+        if conditioned or ridge:
+            raise UserError("--conditioning looks at a task alone; leave --privacy out.")
+        chosen = recipe or "fedsubavg"
+        _inspect_privacy(said(task, set_, recipe=chosen, data=data, seed=seed, devices=devices), task, set_, as_json)
+        return
     if recipe is not None:
         if conditioned or ridge:
             raise UserError("--conditioning looks at a task alone; leave --recipe out.")
@@ -98,6 +112,20 @@ def _inspect_recipe(fields: dict[str, Any], task: str, set_: list[str] | None, a
         rows = reveal(plan.experiment())
     document = {"task": plan.task.name, "recipe": plan.recipe_name, "rows": [row.document() for row in rows]}
     show(lambda: document, as_json, lambda: console.reveal_tables(document))
+
+
+def _inspect_privacy(fields: dict[str, Any], task: str, set_: list[str] | None, as_json: bool) -> None:
+    with loading():
+        from fedslice.config import request, resolve
+        from fedslice.training.learned import learned
+
+    asked = request(fields)
+    with blaming(task, set_):
+        plan = resolve(asked)
+        begun = learned(plan.recipe, lambda changed: replace(plan, recipe=changed).experiment())
+        choices = [choice.document() for choice in begun]
+    document = {"task": plan.task.name, "recipe": plan.recipe_name, "choices": choices}
+    show(lambda: document, as_json, lambda: console.privacy_tables(document))
 
 
 def report(

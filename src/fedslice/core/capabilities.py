@@ -22,6 +22,9 @@ codec    keeps-zeros             a zero arrives as zero
 codec    exact                   every value arrives as it was
 codec    carries-values          it can send values as well as differences
 codec    sums-codes              codes are summed, and only the sum is decoded
+codec    linear                  the codes of a sum are the sum of the codes
+codec    sealed                  codes are masked before they go up, and only their sum is opened
+codec    unmasked                a simulation leaves these masks out
 codec    sends-steps             the server's steps come down in place of its model
 codec    basis                   clients know an orthonormal basis of the updates
 codec    remembers               a memory per client, written once a round

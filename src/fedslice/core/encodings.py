@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,6 +28,27 @@ from torch import Tensor
 from fedslice.core.errors import Refused
 
 _PHI = (math.sqrt(5) + 1) / 2
+
+
+class Encoding(Protocol):
+    """An encoding of entries that do not name positions."""
+
+    @property
+    def words(self) -> str:
+        """What an entry is, for a table."""
+        ...
+
+    def size(self, count: Tensor) -> Tensor:
+        """Bytes of this many entries."""
+        ...
+
+    def pack(self, entries: Tensor) -> bytes:
+        """One client's entries [n] as bytes."""
+        ...
+
+    def unpack(self, data: memoryview, count: int) -> Tensor:
+        """The entries [n]."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedslice.core.encodings import Bits, Counts, Floats, Ids, Places
+from fedslice.core.encodings import Encoding, Ids, Places
 from fedslice.core.entries import Maybe, OnSlice, View
 from fedslice.core.errors import Refused
 from fedslice.core.slice import Axis, Slice
@@ -39,7 +39,7 @@ HEADER = {
     "model_round": ("i", "up: the last round whose download the client kept"),
     "upload_round": ("i", "the last round whose upload was taken, as far as the sender knows"),
     "layout": ("I", "which set of fields the round has"),
-    "declined": ("B", "whether the client's update is not finite"),
+    "declined": ("B", "whether the client has no update, because it is not finite, or no part in a sum"),
     "numbers": ("H", "how many numbers of varying entries follow"),
 }
 _HEADER = struct.Struct("<" + "".join(code for code, _ in HEADER.values()))
@@ -64,6 +64,8 @@ class Kind(IntEnum):
     EXAMINE = 9  # server: asks for scores
     PREVIEW = 10  # server: what a download would be, to be tested
     SCORES = 11  # client: what its own model is worth on its own test samples
+    SUM = 12  # server: asks for the next message of a secure sum
+    PART = 13  # client: that message; or none, if it takes no part
 
 
 class Series(Protocol):
@@ -99,7 +101,7 @@ class Field:
         about: What the entries are, in plain words.
     """
 
-    encoding: Floats | Bits | Counts | Ids | Places
+    encoding: Encoding | Ids | Places
     on: Slice | None = None
     shape: tuple[int, ...] = ()
     where: Callable[[Body], Entries] | None = None
@@ -155,7 +157,7 @@ class Header:
         model_round: Up: the last round whose download the client kept, -1 for none. Down: this round [clients].
         upload_round: Down: the last round of which the server took this client's upload, -1 for none. Up: the last of
             which the client knows that it was taken [clients].
-        layout: Which of several sets of fields the codec uses in this round.
+        layout: Which of several sets of fields the codec uses in this round; in a secure sum, the step of it.
         declined: Whose message has no body, because the client's update is not finite [clients].
     """
 
@@ -319,7 +321,7 @@ def open_message(data: bytes, fingerprint: bytes) -> Opened:
         raise Refused("has another schema: recipe or model differ between client and server")
     if client >= 1 << 63 or t < 0 or model < -1 or upload < -1 or declined > 1:
         raise Refused("has a header with a number out of range")
-    if declined and kind != Kind.UPLOAD:
+    if declined and kind not in (Kind.UPLOAD, Kind.PART):
         raise Refused(f"declines an update, and is of kind {Kind(kind).name.lower()}")
     end = _HEADER.size + _NUMBER * count
     if end > len(data):

@@ -69,6 +69,7 @@ class ClientRun:
         seed: The clients' own seed, of which the server need not know.
         device: Where values lie.
         devices: How fast the clients are, if that is simulated or measured.
+        secret: The seed of answers that hide something, not negative and below 2^256, which no server may know.
     """
 
     spec: Spec
@@ -77,6 +78,7 @@ class ClientRun:
     seed: int
     device: torch.device
     devices: Devices | None = None
+    secret: int = 0
 
     def held(self, clients: Tensor) -> Tensor:
         """Return the number of values that each of these clients holds, by the recipe's slices [clients]."""
@@ -215,6 +217,17 @@ class Part(Component):
     def leave(self, state: Any, clients: Tensor, facts: Body) -> None:
         """Forget clients that leave, and their facts."""
 
+    def uncounted(self, state: Any) -> Tensor:  # noqa: ARG002
+        """Return the enrolled clients whose :meth:`tally` has not been counted, ascending."""
+        return torch.zeros(0, dtype=torch.int64)
+
+    def tally_bound(self, state: Any, clients: Tensor) -> int:  # noqa: ARG002
+        """Return an upper bound of the sum of these clients' tallies, at any place."""
+        return 0
+
+    def learn_sums(self, state: Any, clients: Tensor, sums: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Learn the sums of clients' tallies."""
+
     def tell(self, state: Any, t: int, clients: Tensor, part: Slice) -> Body:  # noqa: ARG002
         """Return the entries of :meth:`down_fields`."""
         return {}
@@ -239,7 +252,18 @@ class Part(Component):
         """Return the entries of :meth:`facts` for clients that enrol; by default those of the table in ``facts.py``."""
         return {name: FACTS[name].tell(memory.run, clients) for name in self.facts(memory.run.spec) if name in FACTS}
 
+    def tally(self, memory: Any, client: int) -> Mapping[str, np.ndarray[Any, Any]]:  # noqa: ARG002
+        """Return a client's entries of :meth:`tallies`, in int64."""
+        return {}
+
     # --- what both sides derive
+
+    def tallies(self, spec: Spec) -> Mapping[str, int]:  # noqa: ARG002
+        """Return the lengths of vectors of whole numbers, from 0 on, of which the server is told sums alone.
+
+        They are summed over clients that enrol together. One part of a recipe may have some.
+        """
+        return {}
 
     def facts(self, spec: Spec) -> Fields:  # noqa: ARG002
         """Return the fields of the enrolment message that this part needs. Fields of one name are sent once."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedslice.core import statistics
+from fedslice.core.message import Field
 from fedslice.core.slice import Shapes
 
 if TYPE_CHECKING:
@@ -135,6 +136,12 @@ class Spec:
             "groups": [[group.name, group.rows] for group in self.groups],
             "timed": self.timed,
             "metrics": self.metrics,
+            "facts": {
+                name: [repr(fact.encoding), *fact.shape, fact.about]
+                for part in self.recipe
+                for name, fact in part.facts(self).items()
+                if isinstance(fact, Field)
+            },
             "parts": {place: settings[place] for place in ("slices", "local", "codec")},
         }
         return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).digest()[:8]

@@ -10,6 +10,7 @@ from fedslice.core.message import Body
 from fedslice.core.slice import Values
 from fedslice.core.spec import Spec
 from fedslice.core.statistics import PREFIX, usable
+from fedslice.recipe import Recipe
 
 
 class Averages:
@@ -23,12 +24,21 @@ class Averages:
         self._names = spec.recipe.slices.statistics(spec)
         self._sums: dict[str, Tensor] = {}
         self._weight = 0.0
-        if self._names and "needs-updates" in spec.recipe.combine.provides:
-            layer = self._names[0].rpartition(".")[0]
+        if self._names:
+            self._check(spec.recipe, self._names[0].rpartition(".")[0])
+
+    @staticmethod
+    def _check(recipe: Recipe, layer: str) -> None:
+        keep = "keep the layer with the clients (slices=shared patterns=!batchnorm), or use GroupNorm."
+        if "needs-updates" in recipe.combine.provides:
             raise UserError(
-                f"combine={spec.recipe.combine.label} guards the model against single clients, but the running "
-                f"statistics of layer {layer!r} would be plain means; keep the layer with the clients "
-                "(slices=shared patterns=!batchnorm), or use GroupNorm."
+                f"combine={recipe.combine.label} guards the model against single clients, but the running statistics "
+                f"of layer {layer!r} would be plain means; {keep}"
+            )
+        if "sealed" in recipe.codec.provides:
+            raise UserError(
+                f"codec={recipe.codec.label} opens nothing but sums under masks, and the running statistics of layer "
+                f"{layer!r} would travel openly; {keep}"
             )
 
     def usable(self, body: Body, clients: int) -> Tensor:

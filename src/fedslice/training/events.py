@@ -86,6 +86,9 @@ class Listener:
     def taken(self, event: Taken) -> None:
         """The server has decoded uploads."""
 
+    def summed(self, message: Message) -> None:
+        """A message of a secure sum was sent, or has arrived."""
+
     def refused(self, event: Refusal) -> None:
         """A message is not used."""
 
@@ -143,6 +146,11 @@ class Events(Listener):
         """Tell everyone."""
         for each in self.listeners:
             each.taken(event)
+
+    def summed(self, message: Message) -> None:
+        """Tell everyone."""
+        for each in self.listeners:
+            each.summed(message)
 
     def refused(self, event: Refusal) -> None:
         """Tell everyone."""

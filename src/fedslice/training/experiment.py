@@ -35,6 +35,7 @@ from fedslice.training.rounds import enrol, play_round
 from fedslice.training.server import Server
 from fedslice.training.settings import ExperimentSettings, checked
 from fedslice.training.state import AMOUNTS, COUNTS, check_numbers, check_tensors, inventory
+from fedslice.training.sum_stages import NOBODY
 from fedslice.training.transports.memory import InMemory, Packed
 
 Row = dict[str, Any]
@@ -96,10 +97,12 @@ class Experiment:
         travels = "pools" not in recipe.select.provides
         self._devices = devices if travels else None
         self.spec = spec_of(self.task, recipe, seed, given.rounds, self._devices is not None)
+        masked = {"sealed", "unmasked"} & recipe.codec.provides == {"sealed"}
         self.events = Events()
         self.population = Population(
             self.spec,
             self.task,
+            masked=masked,
             device=place,
             devices=self._devices,
             engine=given.engine,
@@ -108,7 +111,7 @@ class Experiment:
         )
         start = self.task.initial(seed) if warm_start is None else warm_start
         initial = {name: value.to(place, copy=True) for name, value in start.items()}
-        self.server = Server(self.spec, initial, scratch=scratch, events=self.events)
+        self.server = Server(self.spec, initial, scratch=scratch, events=self.events, masked=masked)
         samples = None if self._devices is None else self.population.run.samples(torch.arange(len(self.population)))
         self.ledger = Ledger(self.spec, self._devices, samples)
         self.events.add(self.ledger)
@@ -123,7 +126,7 @@ class Experiment:
         self.sound = True  # loss and model were finite at the last evaluation
         self.seconds = 0.0
         self.ended: str | None = None  # why no further round is played
-        self._warned = False
+        self._warned = self._warned_of_sums = False
 
     @property
     def model(self) -> Values:
@@ -187,6 +190,7 @@ class Experiment:
                 before = self.rejected, self.updates
                 end = play_round(self.server, self.transport)
                 self._warn(self.rejected - before[0], self.updates - before[1])
+                self._warn_of_sums()
             self.seconds += watch.seconds()
             with threads(self.engine.threads):
                 self._instruments.observe(end)
@@ -206,6 +210,13 @@ class Experiment:
                 RunWarning,
                 stacklevel=4,
             )
+
+    def _warn_of_sums(self) -> None:
+        """Tell of the first secure sum that ended without a result."""
+        ended = [refusal.reason for refusal in self.ledger.refusals if refusal.client == NOBODY]
+        if ended and not self._warned_of_sums:
+            self._warned_of_sums = True
+            warnings.warn(f"{ended[0].rstrip('.')}; the run goes on without it.", RunWarning, stacklevel=4)
 
     def _judge(self, scores: Mapping[str, float]) -> None:
         """Note whether the run is diverged at this evaluation."""

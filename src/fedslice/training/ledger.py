@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslice.core.message import HEADER_BYTES, Message
+from fedslice.core.message import HEADER_BYTES, Kind, Message
 from fedslice.core.part import Round
 from fedslice.core.spec import Spec
 from fedslice.select.base import Cohort
 from fedslice.training.devices import Devices
 from fedslice.training.events import Listener, Refusal, Taken
+from fedslice.training.sums import Purpose, placed
 
 _DIRECTIONS = ("up", "down", "enrol", "evaluation")
 
@@ -81,11 +82,18 @@ class Ledger(Listener):
         """Enter an enrolment."""
         self._enter(self.enrol, message)
 
+    def summed(self, message: Message) -> None:
+        """Enter messages of secure sums: of tallies with the enrolments, of updates with the rounds."""
+        if placed(message.head.layout)[0] is Purpose.TALLIES:
+            self._enter(self.enrol, message)
+        else:
+            self._enter(self.down if message.head.kind is Kind.SUM else self.up, message)
+
     def invited(self, t: int, cohort: Cohort) -> None:  # noqa: ARG002
         """Begin a round, and enter the invitations, which are headers alone."""
         self._slowest = 0.0
         self._requests, self._downloads = {}, {}
-        if self._travels:
+        if self._travels and "sealed" not in self._spec.recipe.codec.provides:  # where a sum's first message invites
             self.framing += HEADER_BYTES * len(cohort.clients)
 
     def requested(self, message: Message) -> None:

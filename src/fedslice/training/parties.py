@@ -93,7 +93,7 @@ class Server(Side):
         groups = _groups(tables or {}, module)
         spec = Spec(module, loss, groups, chosen, seed, rounds, timed=timed, metrics=tuple(metrics))
         scratch = None if directory is None else Path(directory) / "scratch"
-        super().__init__(spec, initial, scratch=scratch, events=events)
+        super().__init__(spec, initial, scratch=scratch, events=events, masked=True)
         self._file = None if directory is None else Path(directory) / _SERVER_FILE
         self._admitted = 0  # numbers that were given
         self._key = secrets.token_bytes(_KEY)
@@ -209,6 +209,8 @@ class Client:
         loss: Loss per sample.
         tables: For each embedding-like parameter the features whose ids are its row numbers; the server's.
         seed: The client's own seed; by default the shared one. The server cannot tell its batches if it differs.
+        secret: The seed of answers that hide something, such as randomized response; not negative and below 2^256. By
+            default the operating system draws one, which is kept in ``directory``.
         rounds: How long the run is, if that is known.
         devices: How fast this device is (one row), for methods that ask.
         metrics: What is measured on the client's own test samples when the server asks; by default the loss.
@@ -226,6 +228,7 @@ class Client:
         tables: Tables | None = None,
         rounds: int | None = None,
         seed: int | None = None,
+        secret: int | None = None,
         devices: Devices | None = None,
         metrics: Mapping[str, Score] | None = None,
         engine: str = "auto",
@@ -237,6 +240,7 @@ class Client:
         self.recipe = recipes.get(recipe) if isinstance(recipe, str) else recipe
         self._task = Task(federation, model, loss, tables=tables or {}, metrics=metrics or {}, name="client")
         self._rounds, self._seed, self._devices, self._engine = rounds, seed, devices, engine
+        self._secret = (secrets.randbits(8 * _KEY) if secret is None else secret).to_bytes(_KEY, "little")
         self._file = None if directory is None else Path(directory) / _CLIENT_FILE
         self._population: Population | None = None
         self._fingerprint = self._spec(0).fingerprint
@@ -319,6 +323,7 @@ class Client:
         Kind.DOWNLOAD: lambda population, message: population.train(message),
         Kind.EXAMINE: lambda population, message: population.examined(message),
         Kind.PREVIEW: lambda population, message: population.score(message),
+        Kind.SUM: lambda population, message: population.summed(message),
     }
 
     def _begin(self, number: int, seed: int) -> None:
@@ -328,15 +333,24 @@ class Client:
         task = self._task.numbered(number)
         devices = None if self._devices is None else self._devices.numbered(number)
         self._population = Population(
-            self._spec(seed), task, seed=self._seed, devices=devices, engine=self._engine, chunk=1
+            self._spec(seed),
+            task,
+            seed=self._seed,
+            secret=int.from_bytes(self._secret, "little"),
+            masked=True,
+            devices=devices,
+            engine=self._engine,
+            chunk=1,
         )
 
     def _save(self) -> None:
         if self._file is not None:
             state = {"number": torch.tensor(self.number), "seed": torch.tensor(self._shared_seed), "token": self._token}
+            state["secret"] = _as_tensor(self._secret)
             write(self._file, state | self.population.memories.state_dict(pending=True))
 
     def _load(self, state: Mapping[str, Tensor]) -> None:
+        self._secret = state["secret"].numpy().tobytes()
         self._begin(int(state["number"]), int(state["seed"]))
         self._token = state["token"]
         self.population.memories.load_state_dict(state)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedslice.core import rng, statistics
@@ -15,11 +18,14 @@ from fedslice.core.declared import check_declared
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
 from fedslice.core.memory import NEVER, ClientMemories, Memory
-from fedslice.core.message import Body, Fields, Header, Kind, Message, open_message, unpack
+from fedslice.core.message import Body, Field, Fields, Header, Kind, Message, open_message, unpack
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec
 from fedslice.core.store import Store
+from fedslice.privacy.encoding import RingElements
+from fedslice.privacy.ring import Elements
+from fedslice.privacy.secagg.messages import Vector
 from fedslice.recipe import Recipe
 from fedslice.select.base import Cohort
 from fedslice.task import Task
@@ -33,9 +39,13 @@ from fedslice.training.evaluate import Own, client_scores
 from fedslice.training.events import Events
 from fedslice.training.events import Trained as TrainedEvent
 from fedslice.training.row_plan import RowPlan
+from fedslice.training.sum_client import SumClients, stacked
+from fedslice.training.sums import Purpose, Step, line, placed, tally_vectors, update_vectors
 from fedslice.training.work import Work, statistics_of
 
 _AT_ONCE = 1 << 16  # clients that enrol together
+_ENTRIES = 1 << 24  # of their facts
+_SUMMED = 256  # clients that answer a step of a secure sum together
 
 
 class Population:
@@ -45,6 +55,8 @@ class Population:
         spec: What both sides know.
         task: The network with the clients' data.
         seed: The clients' own seed; by default the shared one.
+        secret: The clients' own secret; by default their seed, which hides nothing and is enough for a simulation.
+        masked: Whether clients mask what is summed. A simulation may leave it out, and has the same sums.
         devices: How fast the clients are.
         engine: ``auto``, or the name of an engine.
         chunk: How many clients train at once; chosen with the engine by default.
@@ -58,6 +70,8 @@ class Population:
         task: Task,
         *,
         seed: int | None = None,
+        secret: int | None = None,
+        masked: bool = False,
         device: torch.device | None = None,
         devices: Devices | None = None,
         engine: str = "auto",
@@ -70,7 +84,9 @@ class Population:
         self.events = events or Events()
         clients = len(task.federation)
         self.memories = ClientMemories(Store(clients, self.device), clients)
-        self.run = ClientRun(spec, task, self.memories, spec.seed if seed is None else seed, self.device, devices)
+        own = spec.seed if seed is None else seed
+        hidden = own % (1 << 64) if secret is None else secret
+        self.run = ClientRun(spec, task, self.memories, own, self.device, devices, hidden)
         self.parts: dict[str, Memory] = self.run.parts
         for place, part in spec.recipe.parts().items():
             self.parts[place] = part.client_memory(self.run, place)
@@ -80,6 +96,7 @@ class Population:
         self._kept = spec.recipe.slices.kept(spec)
         self._first = schema.initial_names(spec)
         self._likeness = self._alike()
+        self.sums = SumClients(self.run, self._vectors, masked)
 
     def __len__(self) -> int:
         return len(self.task.federation)
@@ -155,7 +172,12 @@ class Population:
     def chunks(self, stage: str, cohort: Cohort) -> Iterator[Cohort]:
         """Return clients in chunks as large as this side takes at once; in each, clients are alike."""
         if stage == "enrolment":
-            for clients, draws in zip(cohort.clients.split(_AT_ONCE), cohort.draws.split(_AT_ONCE), strict=True):
+            entries = sum(math.prod(fact.shape) for fact in schema.facts(self.spec).values() if isinstance(fact, Field))
+            size = max(1, min(_AT_ONCE, _ENTRIES // max(entries, 1)))
+            for clients, draws in zip(cohort.clients.split(size), cohort.draws.split(size), strict=True):
+                yield Cohort(clients, draws)
+        elif stage == "sum":
+            for clients, draws in zip(cohort.clients.split(_SUMMED), cohort.draws.split(_SUMMED), strict=True):
                 yield Cohort(clients, draws)
         elif stage == "evaluation":  # clients without test samples are apart: they have nothing to be padded to
             sizes = self.task.federation.test.sizes.cpu()
@@ -180,11 +202,69 @@ class Population:
             return unpack(opened, {}, lambda _: {})
         if kind is Kind.WELCOME:
             return unpack(opened, {}, lambda _: schema.WELCOME)
+        if kind is Kind.SUM:
+            return self.sums.read(opened)
         if kind not in (Kind.DOWNLOAD, Kind.PREVIEW):
             raise Refused(f"is of kind {kind.name.lower()}, which a server does not send")
         slices, memory, here = self.spec.recipe.slices, self.parts["slices"], clients.to(self.device)
         hold = self._with_test_rows(t, here) if kind is Kind.PREVIEW else slices.hold(memory, t, here)
         return schema.read_download(self.spec, opened, hold, slices.came(memory, t, here, hold))
+
+    # --- secure sums
+
+    def summed(self, asked: Message) -> Message:
+        """Return clients' parts of a step of a secure sum."""
+        t, clients, (purpose, step) = asked.head.round, asked.head.clients, placed(asked.head.layout)
+        if purpose is Purpose.UPDATES and step is Step.KEYS:
+            self.settle(clients, asked.head.upload_round)
+        if purpose is Purpose.UPDATES and step is Step.VECTORS:
+            return self.delivered(asked)
+        return self.sums.answer(asked, self._head(Kind.PART, t, clients, asked.head.draws), self._tally)
+
+    def delivered(self, asked: Message) -> Message:
+        """Return the request of clients that have been sent their neighbours' shares."""
+        self.sums.hear_delivery(asked)
+        return self.request(asked)
+
+    def _sealed(self, head: Header, up: Slice, fields: Fields, body: Body) -> tuple[Header, Body]:
+        """Return uploads as ring elements under masks; clients that are in no sum decline."""
+        spec, layout = self.spec, head.layout
+        own, whole = (
+            {name: each for name, each in schema.plain(spec, part, layout).items() if isinstance(each, Field)}
+            for part in (up, schema.whole(spec))
+        )
+        declined = torch.zeros(len(head.clients), dtype=torch.bool) if head.declined is None else head.declined.clone()
+        vectors = {
+            name: Vector(each.encoding.ring, each.shape[0])
+            for name, each in fields.items()
+            if isinstance(each, Field) and isinstance(each.encoding, RingElements)
+        }
+        found: list[Mapping[str, Elements]] = []
+        for at, client in enumerate(head.clients.tolist()):
+            member = None if bool(declined[at]) else self.sums.member(client)
+            masked: Mapping[str, Elements] = {}
+            if member is not None and (member.layout, member.setup.vectors) == (layout, vectors):
+                lines = {name: line(own[name], each, body[name], at) for name, each in whole.items()}
+                with suppress(Refused):
+                    masked = self.sums.seal(member, client, head.round, lines)
+            declined[at] = not masked
+            found.append(masked)
+        ids = {name: entries for name, entries in body.items() if name in fields and name not in vectors}
+        return replace(head, declined=declined if bool(declined.any()) else None), ids | stacked(vectors, found)
+
+    def _tally(self, client: int) -> Mapping[str, NDArray[np.int64]]:
+        return {
+            name: counts
+            for place, part in self.spec.recipe.parts().items()
+            for name, counts in part.tally(self.parts[place], client).items()
+        }
+
+    def _vectors(self, purpose: Purpose, size: int, layout: int, scale: float) -> Mapping[str, Vector]:
+        """Return the vectors of a secure sum."""
+        if purpose is Purpose.UPDATES:
+            return update_vectors(self.spec, size, layout)
+        lengths = {n: length for part in self.spec.recipe for n, length in part.tallies(self.spec).items()}
+        return tally_vectors(lengths, int(scale))
 
     def settle(self, clients: Tensor, taken: Tensor) -> None:
         """Commit or drop what clients have written, given the last round of which the server took each upload."""
@@ -226,6 +306,8 @@ class Population:
                 body[statistics.PREFIX + name] = value.reshape(len(value), -1)
             else:
                 self.parts["slices"].put(statistics.PREFIX + name, work.clients, value)
+        if "sealed" in recipe.codec.provides:
+            head, body = self._sealed(head, up, fields, body)
         recipe.local.update_memory(work, end)
         for name in self._kept:
             self.parts["slices"].put(f"kept/{name}", work.clients, work.hold.spread(name, end[name]))

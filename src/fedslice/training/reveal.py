@@ -20,7 +20,7 @@ from fedslice.training.rounds import play_stage
 _CLIENTS = 8  # that are looked at
 ONCE, FIRST, LATER = "once", "in a client's first round", "in later rounds"
 ALWAYS, SOME, HEADERS = "in every round", "in some rounds", "in front of every message"
-_NAMES = {Kind.ENROL: "enrolment"}
+_NAMES = {Kind.ENROL: "enrolment", Kind.SUM: "secure sum", Kind.PART: "part of a secure sum"}
 
 
 class Spread(NamedTuple):
@@ -80,12 +80,17 @@ def reveal(experiment: Experiment) -> list[Revealed]:
     experiment.events.add(book)
     server.welcome(few)
     book.note(population.introduce(clients))
+    for place, part in recipe.parts().items():
+        if part.tallies(server.spec):
+            server.states[place] = part.server_state(server.run)  # as if nobody had been counted
+    for stage, newcomers in server.sums.tallies():
+        play_stage(server, experiment.transport, stage, newcomers)
     out = [seen.row(ONCE) for seen in book.turn().values()]
     rounds: list[_Page] = []
     for _ in range(min(experiment.rounds, 2)):
         server.invite()
-        for stage in server.stages():
-            play_stage(server, experiment.transport, stage, few)
+        for stage, clients_of_it in server.stages(few):
+            play_stage(server, experiment.transport, stage, clients_of_it)
         server.finish()
         rounds.append(book.turn())
     out += _compared(rounds[0], rounds[-1])
@@ -163,6 +168,10 @@ class _Book(Listener):
 
     def welcomed(self, message: Message) -> None:
         """Enter what opens an enrolment."""
+        self.note(message)
+
+    def summed(self, message: Message) -> None:
+        """Enter messages of secure sums."""
         self.note(message)
 
     def requested(self, message: Message) -> None:

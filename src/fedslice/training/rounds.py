@@ -1,6 +1,6 @@
 """The round loop, the only one of the project: for simulations, for processes, and for whatever carries messages.
 
-A round is a list of stages, and a stage a list of phases: in each phase the server sends one message to every client
+A round is a row of stages, and a stage a list of phases: in each phase the server sends one message to every client
 and receives one back. A stage is a barrier: what one client sends in a stage may depend on what all clients sent in the
 stage before. Enrolment and evaluation are stages of their own, outside of rounds.
 """
@@ -46,11 +46,13 @@ class Stage:
         name: What happens.
         open: Return the first message to some clients.
         phases: The phases in their order.
+        settles: Whether it is known at the end whose uploads were taken.
     """
 
     name: str
     open: Callable[[Server, Cohort], Message]
     phases: tuple[Phase, ...]
+    settles: bool = True
 
 
 class Transport(Protocol):
@@ -99,14 +101,34 @@ EVALUATION = Stage(
         Phase(Kind.SCORES, lambda population, down: population.score(down), lambda server, up: server.scored(up)),
     ),
 )
+SUM = Stage(
+    "sum",
+    lambda server, clients: server.sums.open(clients),
+    (Phase(Kind.PART, lambda population, down: population.summed(down), lambda server, up: server.sums.take(up)),),
+    settles=False,
+)
+
+SEALED_EXCHANGE = Stage(
+    "exchange",
+    lambda server, clients: server.sums.open(clients),
+    (
+        Phase(Kind.REQUEST, lambda population, down: population.delivered(down), EXCHANGE.phases[0].take),
+        EXCHANGE.phases[1],
+    ),
+    settles=False,
+)
 
 
 def play_round(server: Server, transport: Transport) -> Round:
     """Play one round and return what it came to."""
-    cohort = server.invite()
-    for stage in server.stages():
-        play_stage(server, transport, stage, cohort)
-    return server.finish()
+    cohort, settled = server.invite(), True
+    for stage, clients in server.stages(cohort):
+        play_stage(server, transport, stage, clients)
+        settled &= stage.settles
+    end = server.finish()
+    if not settled:
+        transport.settle(cohort.clients, server.taken_rounds(cohort.clients))
+    return end
 
 
 def play_stage(server: Server, transport: Transport, stage: Stage, cohort: Cohort) -> None:
@@ -116,12 +138,15 @@ def play_stage(server: Server, transport: Transport, stage: Stage, cohort: Cohor
         for phase in stage.phases:
             ups = transport.exchange(server, phase, downs)
             downs = [down for up in ups if (down := phase.take(server, up)) is not None]
-        transport.settle(clients.clients, server.taken_rounds(clients.clients))
+        if stage.settles:
+            transport.settle(clients.clients, server.taken_rounds(clients.clients))
 
 
 def enrol(server: Server, transport: Transport, clients: Tensor) -> None:
-    """Enrol clients of these numbers."""
+    """Enrol clients of these numbers, and then learn of all newcomers what they tell in sums alone."""
     play_stage(server, transport, ENROLMENT, _once(clients))
+    for stage, newcomers in server.sums.tallies():
+        play_stage(server, transport, stage, newcomers)
 
 
 def evaluate_clients(server: Server, transport: Transport, clients: Tensor | None = None) -> Scores:

@@ -52,8 +52,22 @@ def upload(spec: Spec, hold: Slice, up: Slice, layout: int) -> Fields:
 
 
 def _sent(spec: Spec, up: Slice, layout: int) -> Fields:
+    codec = spec.recipe.codec
+    if "sealed" not in codec.provides:
+        return plain(spec, up, layout)
+    return codec.sealed(spec, plain(spec, up, layout), plain(spec, whole(spec), layout), layout)
+
+
+def plain(spec: Spec, up: Slice, layout: int) -> dict[str, AnyField]:
+    """Return the fields of codes and reports in an upload, before anything is masked."""
     parts = (part.up_fields(spec, up) for part in spec.recipe)
     return _declared([spec.recipe.codec.fields(spec, up, layout), *parts, statistics.fields(spec)])
+
+
+def whole(spec: Spec) -> Slice:
+    """Return all that a client may send, as a slice of one client."""
+    kept = spec.recipe.slices.kept(spec)
+    return Slice.whole(1, spec.shapes, [name for name in spec.shapes if name not in kept])
 
 
 def scores(spec: Spec) -> Fields:

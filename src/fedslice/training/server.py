@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedslice.training.averages import Averages
 from fedslice.training.enrolled import Enrolled
 from fedslice.training.events import Events, Refusal, Taken
 from fedslice.training.rounds import EXCHANGE, Stage
+from fedslice.training.sum_stages import Sums
 
 _NOT_FINITE = "holds NaN or infinity, or decodes to it"
 
@@ -52,10 +53,17 @@ class Server:
         initial: The model that training begins with, and its running statistics. It is changed in place.
         scratch: A folder for what is too large for memory or for a checkpoint.
         events: Listeners.
+        masked: Whether clients mask what is summed. A simulation may leave it out, and has the same sums.
     """
 
     def __init__(
-        self, spec: Spec, initial: Values, *, scratch: Path | None = None, events: Events | None = None
+        self,
+        spec: Spec,
+        initial: Values,
+        *,
+        scratch: Path | None = None,
+        events: Events | None = None,
+        masked: bool = False,
     ) -> None:
         self.spec = spec
         self.model = initial
@@ -74,7 +82,8 @@ class Server:
         self._total: Total = Accumulator()
         self._statistics = Averages(spec)
         self._scored: list[Message] = []
-        self._awaited = Awaited()
+        self.awaited = Awaited()
+        self.sums: Sums = Sums(self, masked)
         self._begin()
 
     # --- enrolment
@@ -84,7 +93,7 @@ class Server:
         seed = torch.full((len(clients.clients), 1), self.spec.seed)
         head = self._head(Kind.WELCOME, self.round, clients.clients, clients.draws)
         message = Message(head, schema.WELCOME, {"seed": seed, "token": self.tokens(clients.clients)})
-        self._awaited.ask(head.clients, head.draws)
+        self.awaited.ask(head.clients, head.draws)
         self.events.welcomed(message)
         return message
 
@@ -96,7 +105,7 @@ class Server:
         """Learn the facts of clients that enrol."""
         clients = message.head.clients
         tensors = {name: value for name, value in message.body.items() if isinstance(value, Tensor)}
-        self._awaited.arrived(clients, message.head.draws)
+        self.awaited.arrived(clients, message.head.draws)
         self.enrolled.add(clients, tensors)
         for place, part in self.spec.recipe.parts().items():
             part.enrol(self.states[place], clients, message.body)
@@ -117,15 +126,18 @@ class Server:
         """Whether a round has begun and not ended."""
         return self._cohort is not None
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stages of a round."""
-        return (EXCHANGE,)
+    def stages(self, cohort: Cohort) -> Iterator[tuple[Stage, Cohort]]:
+        """Yield the stages of a round, each with its clients; whoever plays them asks for the next when one is over."""
+        if "sealed" in self.spec.recipe.codec.provides:
+            yield from self.sums.updates(cohort)
+        else:
+            yield EXCHANGE, cohort
 
     def invite(self) -> Cohort:
         """Begin the next round and return who takes part."""
         self._begin()
         cohort = self.spec.recipe.select.choose(self.states["select"], self.round)
-        self._awaited.ask(cohort.clients, cohort.draws)
+        self.awaited.ask(cohort.clients, cohort.draws)
         self._cohort = cohort
         self.events.invited(self.round, cohort)
         return cohort
@@ -177,6 +189,9 @@ class Server:
         if head.declined is not None and bool(head.declined.all()):
             self._none_taken(upload, hold)
             return
+        if self.sums.sealed:
+            self._take_sealed(upload, hold)
+            return
         state = self.states["codec"]
         part = recipe.slices.sent(self.states["slices"], t, clients, hold, upload.body)
         update = recipe.codec.decode(state, head, part, upload.body)
@@ -206,8 +221,37 @@ class Server:
         recipe.codec.taken(state, head, update, taken)
         self.enrolled.took(used, t)
         self._taken.append(used)
-        self._awaited.arrived(clients, head.draws)
+        self.awaited.arrived(clients, head.draws)
         self.events.taken(Taken(upload, part, update, taken))
+
+    def _take_sealed(self, upload: Message, hold: Slice) -> None:
+        """Add masked uploads, of which nothing is known before the sum is opened."""
+        head = upload.head
+        part = self.spec.recipe.slices.sent(self.states["slices"], self.round, head.clients, hold, upload.body)
+        taken = self.sums.receive(upload)
+        self.awaited.arrived(head.clients, head.draws)
+        nothing = part.only(())
+        self.events.taken(Taken(upload, part, Update(nothing, nothing, {}), taken))
+
+    def opened(self, clients: Tensor, weight: float, body: Body, layout: int) -> None:
+        """Take in the weighted sum of clients' uploads, which has the form of one upload.
+
+        Args:
+            clients: The clients whose uploads are in it.
+            weight: Their weight.
+            body: The sums.
+            layout: The layout of the round.
+        """
+        one, part = clients[:1], schema.whole(self.spec)
+        head = self._head(Kind.UPLOAD, self.round, one, torch.zeros_like(one), layout)
+        update = self.spec.recipe.codec.decode(self.states["codec"], head, part, body)
+        self._total.add(update, torch.ones(1, dtype=torch.float64))
+        self._total.clients, self._total.weight = len(clients), weight
+        for name, entries in _on_slices(schema.reports(self.spec, part), body).items():
+            total = self._sums.setdefault(name.partition(".")[0], Accumulator())
+            total.add(entries, torch.ones(1, dtype=torch.float64))
+        self.enrolled.took(clients, self.round)
+        self._taken.append(clients)
 
     def finish(self) -> Round:
         """End the round: decode the sum, correct it, and step. Clients that did not answer have no part in it."""
@@ -237,7 +281,7 @@ class Server:
     def examination(self, clients: Cohort) -> Message:
         """Return the messages that ask clients to test the model that they would start from."""
         head = self._head(Kind.EXAMINE, self.round, clients.clients, clients.draws)
-        self._awaited.ask(head.clients, head.draws)
+        self.awaited.ask(head.clients, head.draws)
         return Message(head)
 
     def glimpse(self, request: Message) -> Message:
@@ -252,7 +296,7 @@ class Server:
 
     def scored(self, message: Message) -> None:
         """Note the scores of clients."""
-        self._awaited.arrived(message.head.clients, message.head.draws)
+        self.awaited.arrived(message.head.clients, message.head.draws)
         self._scored.append(message)
         self.events.scored(message)
 
@@ -292,6 +336,7 @@ class Server:
             Kind.REQUEST: self._request,
             Kind.UPLOAD: self._upload,
             Kind.SCORES: self._scores,
+            Kind.PART: self._part,
         }
 
     def _facts(self, data: bytes, sender: int) -> Message:
@@ -324,6 +369,9 @@ class Server:
     def _scores(self, data: bytes, sender: int) -> Message:
         return schema.read_scores(self.spec, self._expecting(data, Kind.SCORES, sender))
 
+    def _part(self, data: bytes, sender: int) -> Message:
+        return self.sums.read(self._expecting(data, Kind.PART, sender))
+
     def _expecting(self, data: bytes, kind: Kind, sender: int) -> Opened:
         """The message, if it is the one that this client is expected to send in this round."""
         opened = self._open(data, kind)
@@ -334,7 +382,7 @@ class Server:
             raise Refused(f"belongs to round {opened.head.round}, this is round {self.round}")
         if kind is not Kind.ENROL and not bool(self.enrolled.has(opened.head.clients)[0]):
             raise Refused("is from a client that is not enrolled")
-        if (client, draw) not in self._awaited:
+        if (client, draw) not in self.awaited:
             raise Refused("was not asked for, or has arrived before")
         return opened
 
@@ -355,7 +403,7 @@ class Server:
         self._taken: list[Tensor] = []
         self._answered = Answered()
         self._scored = []
-        self._awaited = Awaited()
+        self.awaited = Awaited()
 
     def _meet(self, head: Header) -> Header:
         """Forget what is paired with clients whose last upload, as they know it, is not the one that was taken last.
@@ -391,7 +439,7 @@ class Server:
         nothing = hold.only(())
         for client in clients.tolist():
             self.events.refused(Refusal(self.round, client, _NOT_FINITE))
-        self._awaited.arrived(clients, upload.head.draws)
+        self.awaited.arrived(clients, upload.head.draws)
         taken = torch.zeros(len(clients), dtype=torch.bool)
         self.events.taken(Taken(upload, nothing, Update(nothing, nothing, {}), taken))
 
@@ -413,6 +461,10 @@ class Server:
             change=change,
             model=self.model,
         )
+
+    def head(self, kind: Kind, clients: Tensor, draws: Tensor, layout: int = 0) -> Header:
+        """Return the header of messages of the round at hand."""
+        return self._head(kind, self.round, clients, draws, layout)
 
     def _head(self, kind: Kind, t: int, clients: Tensor, draws: Tensor, layout: int = 0) -> Header:
         rounds = torch.full_like(clients, t)

@@ -51,17 +51,31 @@ class Pipes:
         Raises:
             Refused: If it does not greet in time, or with another recipe or model.
         """
-        line = _Line(pipe, GREETING_BYTES)
-        greeting = next((data for data in _heard({0: line}, self.timeout) if data), None)
-        if greeting is None:
-            raise Refused("has sent no greeting in time")
-        number = server.admit(greeting[1])
-        line.limit = self.limit
-        self._lines[number] = line
-        client = torch.tensor([number])
-        if not bool(server.enrolled.has(client)):
-            enrol(server, self, client)
-        return number
+        return self.gather(server, [pipe])[0]
+
+    def gather(self, server: Server, pipes: Iterable[Connection]) -> list[int]:
+        """Admit the clients at the other ends of several pipes, enrol the new ones together, and return all numbers.
+
+        Clients that tell something in a sum alone have to enrol together.
+
+        Raises:
+            Refused: If one of them does not greet in time, or with another recipe or model.
+        """
+        numbers = []
+        for pipe in pipes:
+            line = _Line(pipe, GREETING_BYTES)
+            greeting = next((data for data in _heard({0: line}, self.timeout) if data), None)
+            if greeting is None:
+                raise Refused("has sent no greeting in time")
+            numbers.append(server.admit(greeting[1]))
+            line.limit = self.limit
+            self._lines[numbers[-1]] = line
+        clients = torch.tensor(numbers).unique()
+        fresh = clients[~server.enrolled.has(clients)]
+        if len(fresh):
+            enrol(server, self, fresh)
+            server.save()
+        return numbers
 
     def chunks(self, stage: Stage, cohort: Cohort) -> Iterator[Cohort]:  # noqa: ARG002
         """Return all clients at once: they compute at the same time."""

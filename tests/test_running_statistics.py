@@ -201,6 +201,7 @@ def test_a_batch_of_one_sample_is_refused() -> None:
 def test_robust_merges_do_not_take_them_for_guarded() -> None:
     assert "running statistics of layer 'norm' would be plain means" in one_sentence(NORMED, combine="median")
     Experiment(NORMED.task(), NORMED.recipe(combine="median", **FEDBN), rounds=1).run()
+    assert "running statistics of layer 'norm' would travel openly" in one_sentence(NORMED, codec="secagg")
 
 
 @pytest.mark.parametrize("patterns", ["!batchnorm", "body,!norm.*"])

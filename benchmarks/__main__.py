@@ -165,7 +165,7 @@ def images(repeats: int) -> list[dict[str, Any]]:
 
 
 def streaming(repeats: int) -> list[dict[str, Any]]:
-    """What the rounds of FLSS cost beside FedAvg's, with one epoch of local training and with S4's five."""
+    """What the rounds of FLSS cost beside FedAvg's, with one epoch of local training and with FLSS's five."""
     rows = []
     for epochs in (1, 5):
         task = f"cnn, E={epochs}"

@@ -1,4 +1,4 @@
-"""The image race: 10 clients with 500 pictures each, one pass in batches of 32, S3's CNN2 in the shape of CIFAR-10."""
+"""The image race: 10 clients with 500 pictures each, one pass in batches of 32, FedDD's CNN2 on CIFAR-10's shape."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The subspace race: 20 clients with 64 pictures each in batches of 128, S4's CNN in the shape of CIFAR-10, R=50, s=5.
+"""The subspace race: 20 clients with 64 pictures each in batches of 128, FLSS's CNN on CIFAR-10's shape, R=50, s=5.
 
 `python -m benchmarks.subspace fedavg|flss EPOCHS` speaks the protocol of `peers/workload.py`. Of every five rounds of
 `flss` the first is a full one. Its basis is planted: fifty rounds of sampling would cost the same whatever they find.

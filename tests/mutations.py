@@ -411,7 +411,7 @@ class Scene:
     def _server_target(
         self, kind: Kind, server: fs.Server, data: bytes, follow: Callable[[fs.Server, Message, bool], None]
     ) -> None:
-        """A target whose copy of the server takes some mutants, ends its round with two others, and is made anew."""
+        """A target whose copy of the server takes some mutants, ends its round with two others, and is made again."""
         left: list[Message] = []
         server.leave = left.append  # type: ignore[method-assign]
         expected = Kind.REQUEST if kind is Kind.LEAVE else kind

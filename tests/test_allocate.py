@@ -1,4 +1,4 @@
-"""Dropout rates (S3, equations 13 to 17): closed forms, a general solver, brute force, and laws (T33 to T36)."""
+"""Dropout rates (FedDD, equations 13 to 17): closed forms, a general solver, brute force, and laws (T33 to T36)."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -238,7 +238,7 @@ def test_the_order_of_clients_does_not_matter(one: Instance, random: Any) -> Non
 
 
 def test_many_clients_meet_the_budget() -> None:
-    """With more clients than a plain sum is exact for, and links as in S3, table 4."""
+    """With more clients than a plain sum is exact for, and links as in FedDD, table 4."""
     random, count = np.random.default_rng(0), 20_000
     sizes = 10 ** random.uniform(3, 6, count)
     share = 32 * sizes * (1 / random.uniform(1e3, 5e3, count) + 1 / random.uniform(4e4, 2e5, count))
@@ -252,7 +252,7 @@ def test_many_clients_meet_the_budget() -> None:
 
 
 def test_regularizers_by_hand() -> None:
-    """S3's example of section 4.1 (shares .3 .3 .4 and .48 .48 .04) among three classes, with C·dis cut at one."""
+    """FedDD's example of section 4.1 (shares .3 .3 .4 and .48 .48 .04) among three classes, with C·dis cut at one."""
     shares = [[0.3, 0.3, 0.4], [0.48, 0.48, 0.04]]
     found = regularizers(samples=[30, 10], label_shares=shares, sizes=[50, 100], losses=[2, 0.5])
     assert found == pytest.approx([0.75 * (0.9 + 0.9 + 1) * 0.5 * 2, 0.25 * (1 + 1 + 0.12) * 1 * 0.5], rel=1e-14)

@@ -260,7 +260,7 @@ def test_a_cohort_is_not_forced_on_a_recipe_without_one() -> None:
 
 
 def test_a_recipe_named_twice_is_refused() -> None:
-    for command in (("compare", *SMALL), ("reproduce", "S0/table2")):
+    for command in (("compare", *SMALL), ("reproduce", "fedsubavg/table2")):
         done = fedslice(*command, "--recipes", "fedavg, fedprox,fedavg")
         assert (done.code, done.out) == (2, "")
         assert done.err == "fedslice: --recipes names 'fedavg' 2 times; name each recipe once.\n"

@@ -72,8 +72,8 @@ def test_inspect_shows_the_conditioning() -> None:
         (("run", *SMALL, "--measure", "gradient"), "unknown instrument 'gradient'; did you mean 'gradient-norms'?"),
         (("inspect", "hotcold", "--ridge", "0.1"), "--ridge 0.1 belongs to --conditioning"),
         (("inspect", "example1", "--conditioning", "--ridge", "-1"), "ridge=-1.0; give zero or a positive number."),
-        (("reproduce", "S0/table9"), "unknown exhibit 'S0/table9'"),
-        (("reproduce", "S0/fig2", "--scale", "0"), "scale=0; give a number above 0"),
+        (("reproduce", "fedsubavg/table9"), "unknown exhibit 'fedsubavg/table9'"),
+        (("reproduce", "fedsubavg/fig2", "--scale", "0"), "scale=0; give a number above 0"),
     ],
 )
 def test_misuse_is_one_sentence(words: tuple[str, ...], says: str) -> None:
@@ -87,9 +87,9 @@ def test_misuse_is_one_sentence(words: tuple[str, ...], says: str) -> None:
 
 def test_reproduce_prints_papers_figure_2() -> None:
     """T01 from the command line: to the last digits of float64."""
-    done = fedslice("reproduce", "S0/fig2", "--json")
+    done = fedslice("reproduce", "fedsubavg/fig2", "--json")
     cells = json.loads(done.out)["rows"][0]["cells"]
     assert [cell["verdict"] for cell in cells] == ["holds"] * 4
     assert max(cell["max_error"] for cell in cells) <= 1e-12
-    assert "| fedsubavg lr=0.5 |" in fedslice("reproduce", "S0/fig2", "--markdown").out
-    assert "largest distance to the closed form" in fedslice("reproduce", "S0/fig2").out
+    assert "| fedsubavg lr=0.5 |" in fedslice("reproduce", "fedsubavg/fig2", "--markdown").out
+    assert "largest distance to the closed form" in fedslice("reproduce", "fedsubavg/fig2").out

@@ -115,7 +115,7 @@ def test_no_encoding_is_too_poor(tmp_path: Path, encoding: str) -> None:
         ("features", "RUN", "--tsne", "--chart", "none/map.svg"),
         ("run", *SMALL, "lr=0.2", "--report", "none/page.html"),
         ("compare", *SMALL, "lr=0.2", "--report", "none/page.html"),
-        ("reproduce", "S0/fig2", "--report", "none/page.html"),
+        ("reproduce", "fedsubavg/fig2", "--report", "none/page.html"),
     ],
 )
 def test_an_answer_into_a_folder_that_is_not_there_is_refused_before_the_work(words: tuple[str, ...]) -> None:

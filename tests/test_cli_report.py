@@ -84,9 +84,9 @@ def test_events_are_written_while_training_and_afterwards(runs: Path, tmp_path: 
 
 
 def test_an_exhibit_without_runs_has_no_report(tmp_path: Path) -> None:
-    done = fedslice("reproduce", "S0/fig2", "--report", "page.html")
+    done = fedslice("reproduce", "fedsubavg/fig2", "--report", "page.html")
     assert done.code == 0
-    assert "no report: S0/fig2 has no runs to show." in done.err
+    assert "no report: fedsubavg/fig2 has no runs to show." in done.err
     assert not (tmp_path / "page.html").exists()
 
 

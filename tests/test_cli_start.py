@@ -81,7 +81,7 @@ assert not hasattr(fedslice, "nonsense") and not hasattr(fedslice, "__wrapped__"
 
 def test_the_index_says_what_the_tables_say() -> None:
     written = (SOURCE / "fedslice" / "index.json").read_text(encoding="utf-8")
-    assert written == index.text(index.build()), "write it anew with: python -m fedslice.index"
+    assert written == index.text(index.build()), "write it again with: python -m fedslice.index"
 
 
 # --- the version ----------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_the_list_says_what_recipes_do_and_what_defaults_are() -> None:
     assert "--set local=scaffold weights=uniform" in whole
     assert "local=prox              as local=plain, and mu=0.01" in whole
     assert "by default 200 rounds, evaluated every 10 rounds, cohort=50" in whole
-    assert "S0/table2" in whole
+    assert "fedsubavg/table2" in whole
     assert "hotcold" not in fedslice("list", "recipes").out
     assert whole == "".join(fedslice("list", kind).out for kind in ("recipes", "parts", "tasks", "exhibits"))
     assert list(fedslice("list", "tasks", "--json").document) == ["tasks"]
@@ -164,7 +164,7 @@ def test_the_list_says_what_recipes_do_and_what_defaults_are() -> None:
         ("fedslice compare hotcold --recipes fedavg,fedav", ("fedavg,fedavgm",)),
         ("fedslice run hotcold --measure gr", ("gradient-norms",)),
         ("fedslice explain fedsub", ("fedsubavg",)),
-        ("fedslice reproduce S0/t", ("S0/table1", "S0/table2", "S0/table3")),
+        ("fedslice reproduce fedsubavg/t", ("fedsubavg/table1", "fedsubavg/table2", "fedsubavg/table3")),
         ("fedslice list ", ("recipes", "parts", "tasks", "exhibits")),
     ],
 )

@@ -1,4 +1,4 @@
-"""Simulated devices: seconds of a round by hand (S3, equations 7, 9, 11 and 12), draws, and CSV files."""
+"""Simulated devices: seconds of a round by hand (FedDD, equations 7, 9, 11 and 12), draws, and CSV files."""
 
 from pathlib import Path
 

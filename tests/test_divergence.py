@@ -12,9 +12,9 @@ from command import execute, fedslice
 from fedslice.config import assignments, request, resolve
 from fedslice.core.errors import RunWarning
 from fedslice.local import Exponential
-from fedslice.reproduce.exhibits import Cell
-from fedslice.reproduce.measured import Measured
-from fedslice.reproduce.workers import Outcome
+from fedslice.papers.exhibits import Cell
+from fedslice.papers.measured import Measured
+from fedslice.papers.workers import Outcome
 from fedslice.runs.comparison import table
 from fedslice.runs.reading import read
 from fedslice.runs.stopping import Target

@@ -1,4 +1,4 @@
-"""Heat as tables and figures show it (S0, table 1 and figure 5), against plain counting."""
+"""Heat as tables and figures show it (FedSubAvg, table 1 and figure 5), against plain counting."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""Scores of channels: closed forms, laws, and what they make of zeros (S3, equation 20)."""
+"""Scores of channels: closed forms, laws, and what they make of zeros (FedDD, equation 20)."""
 
 import math
 

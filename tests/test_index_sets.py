@@ -1,4 +1,4 @@
-"""Index sets and heat of the training data against plain sets (S0, section 2)."""
+"""Index sets and heat of the training data against plain sets (FedSubAvg, section 2)."""
 
 from typing import Any
 

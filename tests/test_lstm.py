@@ -392,7 +392,7 @@ def test_sentiment_reads_the_last_word() -> None:
     text, lengths = torch.tensor([[3, 4, 0], [5, 0, 0], [0, 0, 0]]), torch.tensor([2, 1, 0])
     _, last = plain(model.lstm, vectors[text], lengths)
     torch.testing.assert_close(model(text, lengths), model.head(last)[:, 0])
-    assert sum(p.numel() for p in SentimentLSTM(1).parameters()) == 25 + 131_600 + 101  # S0's dense part
+    assert sum(p.numel() for p in SentimentLSTM(1).parameters()) == 25 + 131_600 + 101  # FedSubAvg's dense part
 
 
 def test_sentiment_starts_from_small_random_words_or_refuses_vectors_of_another_shape() -> None:

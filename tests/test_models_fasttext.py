@@ -46,6 +46,6 @@ def test_stacked_under_vmap_each_is_itself() -> None:
 
 
 def test_the_size_is_that_of_the_paper() -> None:
-    """32,000 rows of 512 numbers, and two layers (S4, 4.1; PFLlib's sizes)."""
+    """32,000 rows of 512 numbers, and two layers (FLSS, 4.1; PFLlib's sizes)."""
     model = FastText(32_000, 4)
     assert sum(value.numel() for value in model.parameters()) == 32_000 * 512 + 513 * 512 + 513 * 4

@@ -1,4 +1,4 @@
-"""The image networks of S3 and S4: their sizes, what they compute, and that vmap carries them."""
+"""The image networks of FedDD and FLSS: their sizes, what they compute, and that vmap carries them."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_widths_are_each_layers_outputs_and_prefixes_of_the_whole_model() -> Non
 
 
 def plain(name: str, model: ImageClassifier, image: Tensor) -> Tensor:
-    """S3's table 2 or FedAvg's CNN, written out, ReLU and pooling in its order."""
+    """FedDD's table 2 or FedAvg's CNN, written out, ReLU and pooling in its order."""
     p, f = dict(model.named_parameters()), nn.functional
     mean, deviation = (torch.tensor(v[: image.shape[1]]).view(-1, 1, 1) for v in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
     x = (image.float() / 255 - mean) / deviation
@@ -126,9 +126,9 @@ def test_the_last_layer_has_an_output_for_each_class() -> None:
         assert model(image=torch.zeros(2, *MNIST, dtype=torch.uint8)).shape == (2, 7)
 
 
-# --- S2 -------------------------------------------------------------------------------------------------------------
+# --- FDRL -------------------------------------------------------------------------------------------------------------
 
-S2 = [
+FDRL = [
     ("fdrl-mlp", MNIST, 10, 549_696, 1_290),
     ("fdrl-cnn", CIFAR, 10, 307_192, 1_290),
     ("fdrl-cnn100", CIFAR, 100, 1_062_144, 25_700),
@@ -141,7 +141,7 @@ def pair_of(name: str, shape: tuple[int, int, int], classes: int = 10) -> ImageP
     return found
 
 
-@pytest.mark.parametrize(("name", "shape", "classes", "encoder", "head"), S2)
+@pytest.mark.parametrize(("name", "shape", "classes", "encoder", "head"), FDRL)
 def test_sizes_are_those_of_s2(name: str, shape: tuple[int, int, int], classes: int, encoder: int, head: int) -> None:
     """|W| = |Q| and |H|; the single network has one encoder and half of the head's weights."""
     found = pair_of(name, shape, classes)
@@ -152,7 +152,7 @@ def test_sizes_are_those_of_s2(name: str, shape: tuple[int, int, int], classes: 
     assert size(single) == encoder + (head - classes) // 2 + classes
 
 
-@pytest.mark.parametrize("name", ["s2-mlp", "fdrl-mlp"])
+@pytest.mark.parametrize("name", ["fdrl-baseline-mlp", "fdrl-mlp"])
 def test_the_published_mlp_ends_in_a_softmax(name: str) -> None:
     image = torch.randint(0, 256, (3, *MNIST), dtype=torch.uint8)
     found = []
@@ -170,7 +170,7 @@ def test_both_encoders_begin_apart() -> None:
         assert not bool((one == other).any())
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), [case[:3] for case in S2])
+@pytest.mark.parametrize(("name", "shape", "classes"), [case[:3] for case in FDRL])
 def test_a_pair_joins_what_two_single_encoders_give(name: str, shape: tuple[int, int, int], classes: int) -> None:
     """Without dropout; the encoders are those of the single network, without its last layer."""
     torch.manual_seed(0)
@@ -193,9 +193,9 @@ def test_a_pair_joins_what_two_single_encoders_give(name: str, shape: tuple[int,
     torch.testing.assert_close(model(image=image), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fdrl-cnn", "s2-cnn"])
+@pytest.mark.parametrize("name", ["fdrl-cnn", "fdrl-baseline-cnn"])
 def test_outputs_are_dropped_in_training_alone(name: str) -> None:
-    """S2's code drops a share of 0.6 of CIFAR-10's logits; what is left is scaled up."""
+    """FDRL's code drops a share of 0.6 of CIFAR-10's logits; what is left is scaled up."""
     torch.manual_seed(0)
     model, image = network(name, CIFAR, (0.5,), (0.5,), 10), torch.randint(0, 256, (40, *CIFAR), dtype=torch.uint8)
     trained, tested = model.train()(image=image), model.eval()(image=image)
@@ -204,9 +204,9 @@ def test_outputs_are_dropped_in_training_alone(name: str) -> None:
     torch.testing.assert_close(trained[~dropped], tested[~dropped] / 0.4, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fdrl-cnn100", "s2-cnn100"])
+@pytest.mark.parametrize("name", ["fdrl-cnn100", "fdrl-baseline-cnn100"])
 def test_features_are_dropped_in_training_alone(name: str) -> None:
-    """S2's code drops a share of 0.6 of CIFAR-100's features."""
+    """FDRL's code drops a share of 0.6 of CIFAR-100's features."""
     torch.manual_seed(0)
     model = network(name, CIFAR, (0.5,), (0.5,), 100)
     seen: list[Tensor] = []

@@ -43,7 +43,7 @@ class Returning(nn.Module):
 
 CASES: dict[str, tuple[Kind, str, str]] = {
     "buffer in place": (Kind(lambda: Renamed(Counting(False))), "'inner' changes its buffer 'inner.seen'", "parameter"),
-    "buffer anew": (Kind(lambda: Renamed(Counting(True))), "'inner' changes its buffer 'inner.seen'", "hold it still"),
+    "buffer again": (Kind(lambda: Renamed(Counting(True))), "'inner' changes its buffer 'inner.seen'", "hold it still"),
     "spectral norm": (
         Kind(lambda: Renamed(nn.utils.spectral_norm(nn.Linear(4, 3)))),
         "Linear 'inner' changes its buffer 'inner.weight_",

@@ -165,7 +165,7 @@ def test_pfl_dirichlet_gives_everyone_the_minimum_and_is_else_the_same_law() -> 
 
 @pytest.mark.parametrize(("samples", "classes", "each"), [(2000, 10, 2), (4000, 100, 10), (6000, 200, 20)])
 def test_pfl_pathological_at_the_sizes_of_the_paper(samples: int, classes: int, each: int) -> None:
-    """S4, 4.1: 20 clients with 2 of 10, 10 of 100 and 20 of 200 classes; here it comes out even."""
+    """FLSS, 4.1: 20 clients with 2 of 10, 10 of 100 and 20 of 200 classes; here it comes out even."""
     label = labels(samples, classes)
     owner = partition("pfl-pathological", label, 20, 1, classes=each)
     counts = np.zeros((20, classes), np.int64)
@@ -224,7 +224,7 @@ def test_seeds_differ_and_so_do_ways() -> None:
 
 
 def test_shards_at_the_size_of_the_published_code() -> None:
-    """S2: 50 clients with two shards of ten classes: 500 training and 200 test samples for each of them."""
+    """FDRL: 50 clients with two shards of ten classes: 500 training and 200 test samples for each of them."""
     label, tested = labels(60_000), labels(10_000, seed=1)
     whole, test = shards(label, tested, 50, 0, classes=2, most=1000)
     assert np.bincount(whole[whole >= 0]).tolist() == [1000] * 50

@@ -172,7 +172,7 @@ def introduced(server: fs.Server, client: fs.Client) -> bytes:
 
 
 def test_answers_stay_across_restarts_and_are_of_a_secret_that_nobody_gave(tmp_path: Path) -> None:
-    """A client that answered anew would be averaged; one that answered from the shared seed would be seen through."""
+    """A client that answered again would be averaged; one that answered from the shared seed would be seen through."""
     server, client = both_sides(tmp_path, directory=tmp_path)
     said = introduced(server, client)
     _, again = both_sides(tmp_path, directory=tmp_path)

@@ -12,13 +12,13 @@ from fedslice import tasks
 from fedslice.config import build_task, settle
 from fedslice.core.errors import UserError
 from fedslice.measure.heat import describe
-from fedslice.reproduce import names, reproduce, show
-from fedslice.reproduce.counts import column_sparsity
-from fedslice.reproduce.example import closed_form
-from fedslice.reproduce.exhibits import Cell, Column, Exhibit, Line, Setup
-from fedslice.reproduce.files import load
-from fedslice.reproduce.jobs import Order, job
-from fedslice.reproduce.make import make
+from fedslice.papers import names, reproduce, show
+from fedslice.papers.counts import column_sparsity
+from fedslice.papers.example import closed_form
+from fedslice.papers.exhibits import Cell, Column, Exhibit, Line, Setup
+from fedslice.papers.files import load
+from fedslice.papers.jobs import Order, job
+from fedslice.papers.make import make
 from fedslice.tasks import example1
 from layouts import REAL_DATA, write_movielens
 
@@ -46,7 +46,7 @@ TABLE_1 = {
     "Alibaba": (49_023, 16_864_641, 344, 3142),
 }
 SPARSITY = {"MovieLens": 0.0416, "Sent140": 0.1315, "Alibaba": 0.0049}
-# S0, table 4 (read for half the cross-entropy on the two click tasks: see setups.toml) and table 5.
+# FedSubAvg, table 4 (read for half the cross-entropy on the two click tasks: see setups.toml) and table 5.
 RATES = {
     "movielens": (0.1, 0.1, 0.1, 0.1, 0.1, 0.1),
     "sent140": (0.1, 0.1, 0.1, 0.1, 1.0, 0.1),
@@ -77,14 +77,15 @@ def lines(name: str) -> dict[str, Line]:
 
 
 def test_the_exhibits() -> None:
-    first = ["S0/fig2", "S0/fig3", "S0/fig5", "S0/table1", "S0/table2", "S0/table3", "S1/table1", "S2/accuracy"]
-    assert names()[: len(first)] == first
-    third = [name for name in names() if name.startswith("S3")]
-    assert third[-1] == "S3/fig21", "in the order of their numbers"
+    first = [f"fedsubavg/{name}" for name in ("fig2", "fig3", "fig5", "table1", "table2", "table3")]
+    assert [name for name in names() if name.startswith("fedsubavg/")] == first
+    assert {name.partition("/")[0] for name in names()} == {"fedsubavg", "fedsubavg-draft", "fdrl", "feddd", "flss"}
+    third = [name for name in names() if name.startswith("feddd/")]
+    assert third[-1] == "feddd/fig21", "in the order of their numbers"
 
 
 def test_table_2_has_the_papers_numbers() -> None:
-    found = lines("S0/table2")
+    found = lines("fedsubavg/table2")
     assert {name: tuple(cell.rounds for cell in line.cells) for name, line in found.items()} == TABLE_2
     assert {n: tuple(c.best for c in line.cells) for n, line in found.items() if line.cells[0].best} == BEST
     for name, line in found.items():
@@ -92,27 +93,27 @@ def test_table_2_has_the_papers_numbers() -> None:
         assert tuple(kinds) == METHODS
         approximate = any(cell.recipe.endswith("-approx") for cell in line.cells)
         assert approximate == (name in BEST)  # the click tasks
-    assert lines("S0/fig3") == found
+    assert lines("fedsubavg/fig3") == found
 
 
 def test_table_3_has_the_papers_numbers() -> None:
-    found = lines("S0/table3")
+    found = lines("fedsubavg/table3")
     assert {n: {c.set["cohort"]: c.rounds for c in line.cells} for n, line in found.items()} == TABLE_3
     assert {cell.recipe for line in found.values() for cell in line.cells} == {"fedsubavg"}
 
 
 def test_the_statistics_are_the_papers() -> None:
     written: dict[str, tuple[float, ...]] = {}
-    for line in load("S0/table1")[0].row:
+    for line in load("fedsubavg/table1")[0].row:
         written[line.paper] = (*written.get(line.paper, ()), *line.values.values())
     assert written == TABLE_1
-    for line in load("S1/table1")[0].row:
+    for line in load("fedsubavg-draft/table1")[0].row:
         assert line.values["sparsity"] == SPARSITY[line.paper]
         assert tuple(line.values.values())[:-1] in ((), TABLE_1[line.paper][:-1])
 
 
 def test_the_settings_are_the_papers(tmp_path: Path) -> None:
-    exhibit, setups = load("S0/table2")
+    exhibit, setups = load("fedsubavg/table2")
     assert set(RATES) == set(setups)
     for line in exhibit.row:
         for name in line.setups:
@@ -147,7 +148,7 @@ def test_every_cell_resolves(name: str, tmp_path: Path) -> None:
 def test_cells_that_share_a_run_say_so(tmp_path: Path) -> None:
     """FedSubAvg at the paper's settings stands in tables 2 and 3, in figure 3, and is run once."""
     keys = set()
-    for name in ("S0/table2", "S0/table3", "S0/fig3"):
+    for name in ("fedsubavg/table2", "fedsubavg/table3", "fedsubavg/fig3"):
         exhibit, setups = load(name)
         line = next(line for line in exhibit.row if line.paper == "MovieLens")
         keys |= {job(setups[setup], line.cells[-1], 0, order(tmp_path)).key for setup in line.setups}
@@ -155,7 +156,7 @@ def test_cells_that_share_a_run_say_so(tmp_path: Path) -> None:
 
 
 def test_a_scaled_job(tmp_path: Path) -> None:
-    exhibit, setups = load("S0/table2")
+    exhibit, setups = load("fedsubavg/table2")
     cell = exhibit.row[0].cells[0]
     for scale, rounds, every in ((1.0, 400, 10), (0.25, 100, 10), (0.001, 10, 10)):
         asked = job(setups["movielens"], cell, 0, order(tmp_path, scale=scale)).request
@@ -177,8 +178,8 @@ def test_a_command_can_be_typed_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"exhibit": "S0/table9"}, "unknown exhibit 'S0/table9'; did you mean 'S0/table"),
-        ({"exhibit": "xyz"}, "choose one of: S0/fig2, S0/fig3, S0/fig5, S0/table1"),
+        ({"exhibit": "fedsubavg/table9"}, "unknown exhibit 'fedsubavg/table9'; did you mean 'fedsubavg/table"),
+        ({"exhibit": "xyz"}, "choose one of: fdrl/accuracy, fdrl/distances, feddd/fig"),
         ({"seeds": 0}, "seeds=0; give 1 or more."),
         ({"jobs": 0}, "jobs=0; give 1 or more."),
         ({"scale": 0.0}, "scale=0; give a number above 0"),
@@ -189,7 +190,7 @@ def test_a_command_can_be_typed_in(tmp_path: Path) -> None:
     ],
 )
 def test_bad_requests(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    asked = {"exhibit": "S0/table2", "data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1}
+    asked = {"exhibit": "fedsubavg/table2", "data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1}
     with pytest.raises(UserError) as caught:
         reproduce(**asked | changes, console=QUIET)
     assert words in str(caught.value)
@@ -197,9 +198,9 @@ def test_bad_requests(changes: dict[str, Any], words: str, tmp_path: Path) -> No
 
 
 def test_an_exhibit_that_needs_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    asked = ("reproduce", "S0/table2", "--only", "movielens", "--out", tmp_path / "out")
+    asked = ("reproduce", "fedsubavg/table2", "--only", "movielens", "--out", tmp_path / "out")
     done = fedslice(*asked)
-    which = "S0/table2: movielens, movielens-tuned"
+    which = "fedsubavg/table2: movielens, movielens-tuned"
     assert (done.code, done.out) == (2, "")
     assert done.err == f"fedslice: {which} cannot be made without data; say where they are with --data.\n"
     nowhere = tmp_path / "nowhere"
@@ -211,18 +212,18 @@ def test_an_exhibit_that_needs_data_is_refused_before_anything_starts(tmp_path: 
 
 def test_what_will_be_missing_without_data_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
-    monkeypatch.setattr("fedslice.reproduce.make.make", lambda *given: {"said before": said.getvalue()})
+    monkeypatch.setattr("fedslice.papers.make.make", lambda *given: {"said before": said.getvalue()})
     asked = {"data": None, "out": tmp_path, "seeds": 1, "scale": 1.0, "jobs": 1, "console": Console(file=said)}
     needy = "movielens, movielens-tuned, sent140, renttherunway, amazon-zeroed, amazon-real, amazon-tuned"
-    words = f"S0/table2: {needy} cannot be made without --data, and will be missing\n"
-    assert reproduce("S0/table2", **asked) == {"said before": words}
+    words = f"fedsubavg/table2: {needy} cannot be made without --data, and will be missing\n"
+    assert reproduce("fedsubavg/table2", **asked) == {"said before": words}
     said.truncate(0)
-    for exhibit in ("S3/fig7", "S4/table1", "S0/fig2"):
+    for exhibit in ("feddd/fig7", "flss/table1", "fedsubavg/fig2"):
         assert reproduce(exhibit, **asked)["said before"] == "", "it has generated data"
 
 
 def test_rows_that_cannot_be_made_end_in_an_exit_code_and_a_sentence(tmp_path: Path) -> None:
-    done = fedslice("reproduce", "S0/table1", "--only", "movielens", "--data", tmp_path)
+    done = fedslice("reproduce", "fedsubavg/table1", "--only", "movielens", "--data", tmp_path)
     assert done.code == 1
     assert "not run" in done.out
     assert f"fedslice: 1 of 1 runs could not be made. The first: {tmp_path} holds no " in done.err
@@ -285,7 +286,7 @@ def test_histograms(tmp_path: Path) -> None:
 def test_example_1_follows_its_closed_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks.TASKS, "example1", example1.ENTRY)
     document = reproduce(
-        "S0/fig2", data=None, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=["example1"], console=QUIET
+        "fedsubavg/fig2", data=None, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=["example1"], console=QUIET
     )
     cells = document["rows"][0]["cells"]
     assert [cell["verdict"] for cell in cells] == ["holds"] * 4
@@ -310,7 +311,7 @@ def test_a_trajectory_that_leaves_its_closed_form_does_not_hold(
 def test_the_heat_of_the_real_data_is_the_papers(tmp_path: Path) -> None:
     for task, expected in (("movielens", 4331), ("amazon", 232)):
         document = reproduce(
-            "S0/table1", data=REAL_DATA, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=[task], console=QUIET
+            "fedsubavg/table1", data=REAL_DATA, out=tmp_path, seeds=1, scale=1.0, jobs=1, only=[task], console=QUIET
         )
         values = {one["value"]: one for one in document["rows"][0]["values"]}
         assert (values["dispersion"]["measured"], values["dispersion"]["verdict"]) == (expected, "holds")

@@ -1,4 +1,4 @@
-"""S3's figures: settings and claims as data, what is judged and how, and small runs of each kind."""
+"""FedDD's figures: settings and claims as data, what is judged and how, and small runs of each kind."""
 
 import io
 from collections.abc import Iterable
@@ -12,20 +12,20 @@ from rich.console import Console
 from fedslice.config import build_task
 from fedslice.core.errors import UserError
 from fedslice.data.ways import RARE
-from fedslice.reproduce import show, workers
-from fedslice.reproduce.claims import judged
-from fedslice.reproduce.exhibits import Cell, Claim, Exhibit, Line, Setup, Training
-from fedslice.reproduce.files import _checked, load, names
-from fedslice.reproduce.jobs import Job, Order, by_group, job
-from fedslice.reproduce.make import make
-from fedslice.reproduce.measured import Measured, Reading
-from fedslice.reproduce.progress import Progress
-from fedslice.reproduce.workers import Outcome
+from fedslice.papers import show, workers
+from fedslice.papers.claims import judged
+from fedslice.papers.exhibits import Cell, Claim, Exhibit, Line, Setup, Training
+from fedslice.papers.files import _checked, load, names
+from fedslice.papers.jobs import Job, Order, by_group, job
+from fedslice.papers.make import make
+from fedslice.papers.measured import Measured, Reading
+from fedslice.papers.progress import Progress
+from fedslice.papers.workers import Outcome
 from fedslice.runs.directory import RunDirectory
 from test_datasets_idx import write_idx
 
-FIGURES = [name for name in names() if name.startswith("S3")]
-# What the text says in numbers (S3, sections 6.3 to 6.6), by setup: gaps in accuracy, shares of time saved, falls.
+FIGURES = [name for name in names() if name.startswith("feddd/")]
+# What the text says in numbers (FedDD, sections 6.3 to 6.6), by setup: gaps in accuracy, shares of time saved, falls.
 GAPS = {
     "cifar10-iid": {("feddd", "oort"): 0.036},
     "mnist-non-iid-a": {("feddd", "fedcs"): 0.015},
@@ -69,7 +69,7 @@ def said(*figures: str) -> list[tuple[str, Claim]]:
     return [
         (setup, claim)
         for name in figures
-        for line in load(f"S3/{name}")[0].row
+        for line in load(f"feddd/{name}")[0].row
         for claim in line.claims
         for setup in line.setups
         if "-tenth-" not in setup and "-small-" not in setup
@@ -79,7 +79,7 @@ def said(*figures: str) -> list[tuple[str, Claim]]:
 def keys(out: Path, *figures: str) -> set[str]:
     found = set()
     for name in figures:
-        exhibit, setups = load(f"S3/{name}")
+        exhibit, setups = load(f"feddd/{name}")
         for line in exhibit.row:
             found |= {job(setups[one], cell, 0, order(out)).key for one in line.setups for cell in line.cells}
     return found
@@ -90,7 +90,7 @@ def keys(out: Path, *figures: str) -> set[str]:
 
 def test_the_figures() -> None:
     numbers = (4, 5, 6, 7, 9, 10, 11, 12, 13, 15, 16, 17, 18, 19, 20, 21)
-    assert [f"S3/fig{number}" for number in numbers] == FIGURES
+    assert [f"feddd/fig{number}" for number in numbers] == FIGURES
 
 
 def test_the_claims_have_the_papers_numbers() -> None:
@@ -110,12 +110,12 @@ def test_the_claims_have_the_papers_numbers() -> None:
             recipe = claim.first.removesuffix(" budget=0.8")
             assert claim.second == f"{recipe} budget=0.2"
             assert (claim.by, claim.to) == FALLS[recipe]
-    (final,) = [cell.final for line in load("S3/fig9")[0].row for cell in line.cells if cell.final is not None]
+    (final,) = [cell.final for line in load("feddd/fig9")[0].row for cell in line.cells if cell.final is not None]
     assert final == 0.606
 
 
 def test_the_classes_have_the_papers_numbers() -> None:
-    mnist, fmnist, cifar = ({cell.recipe: cell.classes for cell in line.cells} for line in load("S3/fig21")[0].row)
+    mnist, fmnist, cifar = ({cell.recipe: cell.classes for cell in line.cells} for line in load("feddd/fig21")[0].row)
     zero = {str(label): (0.0,) for label in RARE}
     assert mnist["fedcs"] == cifar["fedcs"] == cifar["oort"] == zero
     assert mnist["oort"] == {"1": (0.367,), "2": (0.12,)}
@@ -138,21 +138,22 @@ def test_the_settings_are_the_papers(name: str, tmp_path: Path) -> None:
                 usual = (20, 1, 10) if "small" in one else (100, EPOCHS[setup.task], 32)
                 assert (own["clients"], own["epochs"], own["batch_size"]) == usual
                 assert asked.devices == "feddd"
-                assert (asked.measure == ["class-accuracy"]) == (name == "S3/fig21")
-                budget = 0.2 if name == "S3/fig21" else 0.6
+                assert (asked.measure == ["class-accuracy"]) == (name == "feddd/fig21")
+                budget = 0.2 if name == "feddd/fig21" else 0.6
                 assert own.get("budget") == (None if cell.recipe == "fedavg" else cell.set.get("budget", budget))
                 assert own.get("select") == ("everyone" if cell.recipe == "fedavg" else None)
                 if cell.recipe == "feddd":
                     assert (own["most"], own["full_every"]) == (0.8, cell.set.get("full_every", 5))
                 kind = setup.reading[-1] if "heterogeneous" in setup.reading else None
-                assert own.get("widths") == (kind and f"s3-{kind}")
+                assert own.get("widths") == (kind and f"feddd-{kind}")
                 assert own.get("model") == (kind and f"vgg-{kind}1")
-                assert own["partition"] == ("imbalanced" if name == "S3/fig21" else setup.reading.split(",")[0].lower())
+                named = "imbalanced" if name == "feddd/fig21" else setup.reading.split(",")[0].lower()
+                assert own["partition"] == named
 
 
 def test_who_trains_everyone_begins_first(tmp_path: Path) -> None:
     """A selection of 60 % takes less time: begun last, it keeps no core waiting for the others."""
-    exhibit, setups = load("S3/fig4")
+    exhibit, setups = load("feddd/fig4")
     line = exhibit.row[0]
     jobs = [job(setups[line.setups[0]], cell, 0, order(tmp_path)) for cell in line.cells]
     (begun,) = by_group(jobs).values()
@@ -192,7 +193,7 @@ def test_claims_about_what_is_not_there_are_refused(changes: dict[str, Any], wor
 
 
 def test_every_data_set_has_its_folder_and_generated_pictures_stand_in(tmp_path: Path) -> None:
-    setups = load("S3/fig4")[1]
+    setups = load("feddd/fig4")[1]
     for name, folder, seed in (("mnist-iid", "mnist", 1), ("fmnist-iid", "fashion-mnist", 2)):
         write_idx(tmp_path / folder, train=200, test=20)
         task = build_task(order(tmp_path, data=tmp_path).request(setups[name], setups[name].set | {"data_seed": seed}))
@@ -208,7 +209,7 @@ def test_every_data_set_has_its_folder_and_generated_pictures_stand_in(tmp_path:
 
 
 def test_a_scaled_figure_has_fewer_images(tmp_path: Path) -> None:
-    setup, cell = load("S3/fig4")[1]["mnist-iid"], Cell(recipe="fedavg")
+    setup, cell = load("feddd/fig4")[1]["mnist-iid"], Cell(recipe="fedavg")
     for scale, images in ((1.0, None), (0.5, 30_000), (0.001, 2_000)):
         asked = job(setup, cell, 0, order(tmp_path, scale=scale)).request
         assert asked.set.get("train") == images
@@ -304,7 +305,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
                 outcomes[one.key] = Outcome(error=str(error))
         return outcomes
 
-    monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
+    monkeypatch.setattr("fedslice.papers.readings.run_all", run_all)
 
 
 def metrics(run: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ import pytest
 from rich.console import Console
 
 from command import ENVIRONMENT, fedslice
-from fedslice.reproduce import failures, jobs, show, workers
-from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Training
-from fedslice.reproduce.jobs import Job, Order
-from fedslice.reproduce.make import make
-from fedslice.reproduce.progress import Progress
+from fedslice.papers import failures, jobs, show, workers
+from fedslice.papers.exhibits import Cell, Exhibit, Line, Setup, Training
+from fedslice.papers.jobs import Job, Order
+from fedslice.papers.make import make
+from fedslice.papers.progress import Progress
 from fedslice.runs import checkpoint
 from fedslice.runs.directory import RunDirectory
 from fedslice.signals import Stopped
@@ -153,7 +153,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_all(jobs: Iterable[Job], out: Path, lanes: int, progress: Progress) -> dict[str, workers.Outcome]:
         return {job.key: workers._work(job.request, out) for job in jobs}
 
-    monkeypatch.setattr("fedslice.reproduce.readings.run_all", run_all)
+    monkeypatch.setattr("fedslice.papers.readings.run_all", run_all)
 
 
 @pytest.mark.usefixtures("here")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedslice.config import settle
+from fedslice.papers.exhibits import Cell, Line, Setup
+from fedslice.papers.files import load, names, setups
+from fedslice.papers.jobs import job
 from fedslice.registry import PLACES
-from fedslice.reproduce.exhibits import Cell, Line, Setup
-from fedslice.reproduce.files import load, names, setups
-from fedslice.reproduce.jobs import job
 from fedslice.settings import flat
 from test_reproduce import order
 
@@ -177,12 +177,12 @@ def test_no_declaration_is_stale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("exhibit", "name", "expected"),
     [
-        ("S4/table5", "s4-cifar10-small-beta05", [("plain", 0.05), ("plain", 0.15)]),
-        ("S4/table5", "s4-cifar10-small-beta05", [("projected", 0.05), ("projected", 0.15), ("projected", 0.5)]),
-        ("S4/table5", "s4-cifar10-beta05-resnet18", [("plain", 0.01), ("plain", 0.03)]),
-        ("S4/table7", "s4-cifar10-small-beta05-epochs1", [1]),
-        ("S4/table7", "s4-cifar10-small-beta05-epochs5", [5]),
-        ("S4/table7", "s4-cifar10-small-beta05-epochs10", [10]),
+        ("flss/table5", "flss-cifar10-small-beta05", [("plain", 0.05), ("plain", 0.15)]),
+        ("flss/table5", "flss-cifar10-small-beta05", [("projected", 0.05), ("projected", 0.15), ("projected", 0.5)]),
+        ("flss/table5", "flss-cifar10-beta05-resnet18", [("plain", 0.01), ("plain", 0.03)]),
+        ("flss/table7", "flss-cifar10-small-beta05-epochs1", [1]),
+        ("flss/table7", "flss-cifar10-small-beta05-epochs5", [5]),
+        ("flss/table7", "flss-cifar10-small-beta05-epochs10", [10]),
     ],
 )
 def test_scaled_rates_and_epochs_are_what_the_tables_say(
@@ -192,7 +192,7 @@ def test_scaled_rates_and_epochs_are_what_the_tables_say(
     found, own = load(exhibit)
     line = next(line for line in found.row if name in line.setups)
     runs = [resolved(own[name], cell, tmp_path) for cell in line.cells]
-    if exhibit == "S4/table5":
+    if exhibit == "flss/table5":
         kinds = [(run["local"], run["local.optimizer.lr"]) for run in runs]
         assert [kind for kind in kinds if kind[0] == expected[0][0]] == expected
     else:

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from fedslice.core.errors import UserError
-from fedslice.reproduce import show
-from fedslice.reproduce.exhibits import Cell, Exhibit, Line, Setup, Sweep, Training
-from fedslice.reproduce.files import load
-from fedslice.reproduce.jobs import Job, Order, job
-from fedslice.reproduce.make import make
-from fedslice.reproduce.measured import Measured
-from fedslice.reproduce.sweep import Swept, Try
-from fedslice.reproduce.workers import Outcome
+from fedslice.papers import show
+from fedslice.papers.exhibits import Cell, Exhibit, Line, Setup, Sweep, Training
+from fedslice.papers.files import load
+from fedslice.papers.jobs import Job, Order, job
+from fedslice.papers.make import make
+from fedslice.papers.measured import Measured
+from fedslice.papers.sweep import Swept, Try
+from fedslice.papers.workers import Outcome
 
 SET = {"clients": 30, "items": 40, "samples": 12, "factors": 3, "cohort": 6, "batch_size": 4, "lr": 0.5}
 SWEEP = Sweep(seeds=(100, 101), rounds=10, grids={"fedavg": {"lr": (0.1, 2.0)}, "fedsubavg": {"lr": (0.5, 1.0)}})
@@ -128,7 +128,7 @@ def test_a_try_that_cannot_run_is_shown_and_not_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("paper", "tries"), [("MovieLens", 5), ("Sent140", 3), ("Amazon", 3)])
 def test_what_the_paper_leaves_open_is_swept(paper: str, tries: int) -> None:
     """FedAdam's tau in every reading; in a reading that tunes every method, each of its cells has as many tries."""
-    exhibit, setups = load("S0/table2")
+    exhibit, setups = load("fedsubavg/table2")
     line = next(line for line in exhibit.row if line.paper == paper)
     assert sum("of every method" in setups[name].reading for name in line.setups) == 1
     for name in line.setups:

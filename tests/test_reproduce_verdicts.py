@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedslice.reproduce import verdicts
-from fedslice.reproduce.verdicts import FAILS, HOLDS, INCOMPARABLE, WEAKER
+from fedslice.papers import verdicts
+from fedslice.papers.verdicts import FAILS, HOLDS, INCOMPARABLE, WEAKER
 
 GRADES = (HOLDS, WEAKER, FAILS)
 rounds = st.integers(1, 10_000)

@@ -376,7 +376,7 @@ TEXTS = [
     *("日本語", "\U0001f600", "*", "?", "[", "]", "[!", "shared.*", "body", "head,body", ",", ",,,", "width", "shared"),
     *("width widths=0.5", "width widths=2", "width drawn=1", "width drawn=true drawn=true", "channel-dropout rate=nan"),
     *("sgd", "prox", "topk", "heat", "mean", "random", "file", "uniform", "iid", "dirichlet", "official", "../x", "/"),
-    *("%s", "{0}", "\\", "--set", "lr=0.1", "local.lr", "</script>", "s3-a", "1-", "-1-2"),
+    *("%s", "{0}", "\\", "--set", "lr=0.1", "local.lr", "</script>", "feddd-a", "1-", "-1-2"),
 ]
 NESTS = [
     *("[]", "[[]]", "[1, 2]", "[nan]", "{}", "{a = 1}", "{lr = 0.1}", "{a = {b = 1}}", "[1, 'a', true, [2], {b = 3}]"),

@@ -120,7 +120,7 @@ def test_refusals_of_the_inner_part_are_its_own() -> None:
     with pytest.raises(UserError, match="needs a task with tables"):
         Experiment(pair(), get("fdrl", inner="feature-rows", cohort=2), rounds=1)
     task = classifier(Discriminative(nn.Linear(4, 3), nn.Linear(4, 3), 3))
-    with pytest.raises(UserError, match="would cut anew in every round; leave drawn out"):
+    with pytest.raises(UserError, match="would cut again in every round; leave drawn out"):
         Recipe(slices=Shared("body", inner=Width(widths="1,0.5", drawn=True)))
     with pytest.raises(UserError, match="Discriminative cannot be narrowed"):
         Experiment(task, get("fdrl", inner="width", widths="1,0.5", cohort=2), rounds=1)

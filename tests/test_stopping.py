@@ -134,7 +134,7 @@ def test_a_second_ctrl_c_ends_at_once_and_says_what_there_is(tmp_path: Path) -> 
     process.join(0.3)
     assert process.is_alive()
     os.kill(process.pid, signal.SIGINT)
-    said = "r has no checkpoint, and the same command with --resume begins the run anew."
+    said = "r has no checkpoint, and the same command with --resume begins the run again."
     assert end(process, tmp_path) == (143, f"fedslice: ended by SIGTERM; {said}")
 
 

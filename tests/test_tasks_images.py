@@ -21,7 +21,7 @@ from test_datasets_idx import some, write_idx
 ENTRIES = {entry.name: entry for entry in images.ENTRIES}
 
 
-S3 = {name: ENTRIES[name] for name in ("mnist", "fmnist", "cifar10")}
+FedDD = {name: ENTRIES[name] for name in ("mnist", "fmnist", "cifar10")}
 
 
 def build(name: str, data: Path | None = None, **options: Any) -> Task:
@@ -90,9 +90,9 @@ def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
     write_idx(tmp_path / "mnist", train=100)
     write_idx(tmp_path / "fashion-mnist", train=100)
     write(tmp_path, "bin", lambda p, y: binary(np.tile(p, (7, 1)), np.tile(y, 7)))
-    found = {name: sum(shape.numel() for shape in build(name, tmp_path).shapes.values()) for name in S3}
+    found = {name: sum(shape.numel() for shape in build(name, tmp_path).shapes.values()) for name in FedDD}
     assert found == {"mnist": 85_614, "fmnist": 21_840, "cifar10": 587_194}
-    assert {name: entry.settings["epochs"] for name, entry in S3.items()} == {
+    assert {name: entry.settings["epochs"] for name, entry in FedDD.items()} == {
         "mnist": 1,
         "fmnist": 3,
         "cifar10": 5,

@@ -127,7 +127,7 @@ def test_options_that_others_make_idle_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_generated_task_has_the_published_statistics() -> None:
-    """S0, table 1: 1,473 clients, 79,050 samples, dispersion 1,451; S1, table 1: sparsity 13.15%."""
+    """FedSubAvg, table 1: 1,473 clients, 79,050 samples, dispersion 1,451; its draft, table 1: sparsity 13.15%."""
     task = generated("sent140", scale=1.0)
     seen = describe(task)
     table = seen["tables"][0]

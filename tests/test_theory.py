@@ -176,7 +176,7 @@ DISPERSED = quadratics([[0], *[[0, 1, 2]] * 3, *[[0, 3]] * 16, [0, 1, 2, 3, 4]],
 @settings(deadline=None, max_examples=25)
 @given(populations(), st.integers(1, 3))
 def test_the_element_wise_norm_is_its_definition(quadratic: Quadratics, batch: int) -> None:
-    """T04 and S1's definition 1, with the sandwich ‖∇f‖²·N/n_max ≤ EGN ≤ ‖∇f‖²·N/n_min."""
+    """T04 and the draft's definition 1, with the sandwich ‖∇f‖²·N/n_max ≤ EGN ≤ ‖∇f‖²·N/n_min."""
     with double():
         task = quadratic.task()
         object.__setattr__(task, "eval_batch", batch)
@@ -193,7 +193,7 @@ def test_the_element_wise_norm_is_its_definition(quadratic: Quadratics, batch: i
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 99), st.booleans())
 def test_the_element_wise_norm_is_that_of_the_scaled_coordinates(sizes: list[int], seed: int, ragged: bool) -> None:
-    """T04: ‖∇f̂(X̂)‖² with f̂(X̂) = f(D^{1/2}·X̂), by automatic differentiation one client at a time (S0, section 4.2)."""
+    """T04: ‖∇f̂(X̂)‖² with f̂(X̂) = f(D^{1/2}·X̂), by automatic differentiation of one client at a time (section 4.2)."""
     with double():
         task = recommender(sizes, seed, ragged)
         start, train, clients = task.initial(0), task.federation.train, len(sizes)
@@ -219,7 +219,7 @@ def test_the_element_wise_norm_is_that_of_the_scaled_coordinates(sizes: list[int
 @settings(deadline=None, max_examples=25)
 @given(populations())
 def test_a_small_element_wise_norm_means_a_small_loss(quadratic: Quadratics) -> None:
-    """S1, theorem 1: f(X) − f* ≤ EGN/(2μ); by ‖∇f‖² there is only the bound N/n_min times as large."""
+    """FedSubAvg's draft, theorem 1: f(X) − f* ≤ EGN/(2μ); by ‖∇f‖² there is only the bound N/n_min times as large."""
     with double():
         task = quadratic.task()
         found = gradient_norms(task, task.initial(0))
@@ -289,7 +289,7 @@ def test_an_exact_step_of_everyone_follows_the_corrected_gradient(build: Callabl
     assert_close(done.model, expected, rtol=1e-12, atol=1e-12)
 
 
-# --- the toy of S1 ------------------------------------------------------------------------------------------------
+# --- the toy of FedSubAvg's draft --------------------------------------------------------------------------------
 
 MU = 0.7
 TOY = Quadratics(  # client 1 holds x1 and x2, client 2 holds x2 and x3
@@ -334,7 +334,7 @@ def test_the_squared_norm_of_s1_s_toy_is_off_by_the_number_of_clients() -> None:
 
 
 def test_one_corrected_step_solves_s1_s_toy() -> None:
-    """T11: the minimiser x_m − Σ ∂f_i/∂x_m / (μ·n_m) of S1's equation 18 is FedSubAvg's step at γ = 1/μ."""
+    """T11: the minimiser x_m − Σ ∂f_i/∂x_m / (μ·n_m) of the draft's equation 18 is FedSubAvg's step at γ = 1/μ."""
     task = TOY.task()
     options: dict[str, Any] = EXACT | {"lr": 1 / MU, "weights": "uniform"}
     done = run(task, RECIPES["fedsubavg"].with_options(options))

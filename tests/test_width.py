@@ -273,8 +273,8 @@ def test_the_ledger_counts_what_narrow_clients_pack(options: dict[str, Any], wir
 
 
 SETS = {
-    "s3-a": [3_973_194, 2_203_466, 2_191_206, 2_153_446, 2_153_446],
-    "s3-b": [3_973_194, 2_767_690, 1_578_826, 1_458_090, 609_962],
+    "feddd-a": [3_973_194, 2_203_466, 2_191_206, 2_153_446, 2_153_446],
+    "feddd-b": [3_973_194, 2_767_690, 1_578_826, 1_458_090, 609_962],
 }
 
 
@@ -306,10 +306,10 @@ def test_coverage_is_the_share_of_clients_that_hold_a_channel() -> None:
     assert part.held().tolist() == [51, 27, 11] * 2
 
 
-@pytest.mark.parametrize("widths", ["0", "1.5", "-3", "nan", "", "1,,1", "a", "3-0", "2.5-3", "s3-c", "1e-3"])
+@pytest.mark.parametrize("widths", ["0", "1.5", "-3", "nan", "", "1,,1", "a", "3-0", "2.5-3", "feddd-c", "1e-3"])
 def test_widths_that_are_none_are_refused(widths: str) -> None:
     with pytest.raises(
-        UserError, match=r"slices=width: widths=.* is no width; give shares above 0 up to 1 .*s3-b\.$"
+        UserError, match=r"slices=width: widths=.* is no width; give shares above 0 up to 1 .*feddd-b\.$"
     ) as told:
         Recipe().with_options({"slices": "width", "widths": widths})
     assert "\n" not in str(told.value)

@@ -102,7 +102,7 @@ class MLP(nn.Module):
 
 
 class Pair(nn.Module):
-    """A shared and a private encoder side by side, and a private head (S2)."""
+    """A shared and a private encoder side by side, and a private head (FDRL)."""
 
     def __init__(self, inputs: int = 4, hidden: int = 3, classes: int = 3):
         super().__init__()

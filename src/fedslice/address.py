@@ -65,7 +65,7 @@ def _made(address: str, function: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def _called(address: str, function: Any, precision: Any) -> Any:  # noqa: ARG001
-    """What a function makes, once: the runs of a comparison share a task."""
+    """Return the result of a function, called once: the runs of a comparison share a task."""
     try:
         return function()
     except UserError as error:

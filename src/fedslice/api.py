@@ -109,7 +109,7 @@ def load(directory: str | Path) -> Run:
 
 
 def _own(asked: RunSettings) -> dict[str, Any]:
-    """What of the settings are the user's own objects, or the names of such."""
+    """Return the settings that are the user's own objects, or their addresses."""
     given = {name: getattr(asked, name) for name in ("task", "recipe", "model")}
     return {
         name: one for name, one in given.items() if (one is not None and not isinstance(one, str)) or is_address(one)
@@ -179,7 +179,7 @@ def train(
 
 
 def _place(out: str | Path | None) -> tuple[Path, object]:
-    """Where a run goes, and what keeps that folder there."""
+    """Return the folder of a run, and an object that keeps a temporary one there."""
     if out is not None:
         return Path(out), None
     folder = _Temporary()

@@ -143,7 +143,7 @@ def build_task(asked: RunSettings) -> Task:
 
 @dataclass(frozen=True)
 class Settled:
-    """What the settings of a request come to.
+    """The resolved settings of a request.
 
     ``cohort_given`` tells an own cohort from a usual one, and ``own`` an own task from one in the table.
     """
@@ -311,7 +311,7 @@ def _changed(same: _Same, model: Any, metrics: tuple[Any, ...]) -> Task:
 
 
 def _identity(asked: RunSettings, settled: Settled, task: Task) -> dict[str, str]:
-    """What of a task is the user's own: fingerprints, which a resumed run must have again."""
+    """Return fingerprints of a user's own task, which a resumed run must have again."""
     if settled.own is not None:
         return identity.describe(task)
     own = {"parameters": identity.parameters(task)} if asked.model is not None else {}

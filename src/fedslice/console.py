@@ -1,4 +1,4 @@
-"""What a person reads: progress, tables, and numbers with units."""
+"""Console output: progress, tables, and numbers with units."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def show(parts: Iterable[Text | Table | Entries]) -> None:
 
 
 def _width(part: Text | Table | Entries, console: Console) -> int:
-    """How wide it must be: all of a table of numbers, and the longest word of what may be wrapped."""
+    """Minimum width: all of a table of numbers, and the longest word of text that may be wrapped."""
     if isinstance(part, Entries):
         return 0
     asked = Measurement.get(console, console.options.update(max_width=1000), part)
@@ -240,7 +240,7 @@ def compare_tables(found: Comparison) -> Shown:
 
 
 def inspect_tables(found: Document) -> Shown:
-    """What a task looks like."""
+    """Return tables of a task's statistics."""
     parts: Shown = [Text(f"{found['task']}: {found['source']}"), *_facts(found)]
     for table in found["tables"]:
         names, features = ", ".join(table["tables"]), ", ".join(table["features"])
@@ -251,7 +251,7 @@ def inspect_tables(found: Document) -> Shown:
 
 
 def _histogram(bins: Sequence[Document]) -> Table:
-    """Rows by heat (S0, figure 5)."""
+    """Rows by heat (FedSubAvg, figure 5)."""
     out = _table(["heat", "rows"])
     out.add_column("", max_width=_BAR)
     most = max(one["rows"] for one in bins)

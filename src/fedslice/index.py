@@ -49,11 +49,11 @@ def text(index: Index) -> str:
 def build() -> Index:
     """The index made from the tables."""
     from fedslice.measure.instruments import INSTRUMENTS
+    from fedslice.papers.files import load
+    from fedslice.papers.files import names as exhibits
     from fedslice.recipe import PARTS
     from fedslice.recipes import ABOUT, RECIPES
     from fedslice.registry import is_own
-    from fedslice.reproduce.files import load
-    from fedslice.reproduce.files import names as exhibits
     from fedslice.tasks import TASKS
 
     return {
@@ -99,7 +99,7 @@ def part_row(place: str, label: str, kind: type[Component]) -> dict[str, Any]:
 
 
 def _from_fedavg(name: str) -> dict[str, Any]:
-    """What to ``--set`` so that fedavg becomes the recipe: other parts, and settings that are not their defaults."""
+    """Settings that turn fedavg into the recipe: other parts, and settings that differ from their defaults."""
     from fedslice.recipe import PARTS
     from fedslice.recipes import RECIPES
     from fedslice.settings import flat

@@ -40,7 +40,7 @@ class Panel(BaseModel):
 
 
 def histogram(title: str, values: Tensor, x: str, y: str = "clients", note: str = "") -> Panel:
-    """How many of ``values`` lie where, in bins of one width.
+    """Return a histogram of ``values`` with bins of one width.
 
     Sizes come in steps, those of a row or a channel. A bin holds a whole number of steps: else some would hold one
     more than their neighbours, and the histogram had teeth.

@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Frame:
-    """What a canvas shows: 0 to ``right``, ``low`` to ``high``."""
+    """The range of a canvas: 0 to ``right``, ``low`` to ``high``."""
 
     right: int
     low: float
@@ -54,7 +54,7 @@ class Frame:
         return cls(right, low, high)
 
     def down(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How far from the top, 0 to 1. In halves, for the whole range may be more than a float holds."""
+        """Return the distance from the top, 0 to 1. It is computed in halves, as the whole range may exceed a float."""
         return (self.high / 2 - y / 2) / (self.high / 2 - self.low / 2)
 
 

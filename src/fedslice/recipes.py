@@ -74,7 +74,7 @@ ABOUT: dict[str, str] = {
     "fedcs": "Select the fastest clients, up to a budget of parameters.",
     "oort": "Select clients by utility: their losses and their speed.",
     "heterofl": "Clients have networks of five fixed widths, 1 to 1/16.",
-    "fjord": "Draw the width of each client's network anew every round.",
+    "fjord": "Draw the width of each client's network again every round.",
     "flss": "Send coefficients in a subspace that earlier updates span.",
     "sign": "Send a sign per value and one magnitude, with error feedback.",
     "sign+flss": "FLSS whose full updates travel as signs.",

@@ -32,7 +32,7 @@ _TRIED = 256  # samples on which metrics are tried when a task is made
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned. Nothing to inherit: bring arrays, a module and two functions.
+    """A task: data, a module and a loss. There is nothing to inherit.
 
     ``model`` is a module, or a function that builds one (called under a seed, so that runs with different seeds
     start differently). Its ``forward`` takes the features by name; a :class:`Ragged` feature ``x`` arrives padded,
@@ -127,7 +127,7 @@ class Task:
     def forward(self, parameters: Mapping[str, Tensor], features: Mapping[str, Tensor]) -> Any:
         """The network's output for one client's parameters and one batch.
 
-        As ``torch.func.functional_call``, which looks every parameter up anew at each call: for small networks that
+        As ``torch.func.functional_call``, which looks every parameter up again at each call: for small networks that
         takes as long as the network itself.
         """
         if self.pads:
@@ -148,7 +148,7 @@ class Task:
 
     @cached_property
     def _slots(self) -> list[tuple[dict[str, Any], str, str, Any]] | None:
-        """Where each parameter hangs in the module; ``None`` for layers that also keep their weights elsewhere."""
+        """The owner of each parameter in the module; ``None`` for layers that also keep their weights elsewhere."""
         if any(isinstance(part, nn.RNNBase) or hasattr(part, "parametrizations") for part in self.module.modules()):
             return None
         names = {id(value): name for name, value in self.module.named_parameters()}

@@ -39,7 +39,7 @@ class Basis:
 
     @property
     def rank(self) -> int:
-        """How many directions there are: fewer than asked for if the trajectory had fewer."""
+        """The number of directions: fewer than asked for if the trajectory had fewer."""
         return self.columns.shape[1]
 
     @classmethod

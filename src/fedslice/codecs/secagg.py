@@ -44,7 +44,7 @@ class Sealed(State):
         self.size = _USUAL
 
     def facts_dict(self) -> Values:
-        """What enrolments have changed: nothing of its own."""
+        """Return the facts of the inner codec; it has none of its own."""
         return {f"inner.{name}": value for name, value in self.inner.facts_dict().items()}
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -82,7 +82,7 @@ class Subspace(Steps):
         return View(rows, with_directions(part, basis.rank), fresh=lambda: self._version == version)
 
     def facts_dict(self) -> Values:
-        """What enrolments have changed: nothing of its own."""
+        """Return the facts of the inner codec; it has none of its own."""
         return {f"inner.{name}": value for name, value in self.inner.facts_dict().items()}
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -146,7 +146,7 @@ class StreamingSubspace(CatchUp):
         )
 
     def rules(self) -> Iterable[Rule]:
-        """What the inner codec refuses."""
+        """Return the rules of the inner codec."""
         yield from self.inner.rules()
 
     def is_full(self, state: Subspace, t: int) -> bool:
@@ -201,7 +201,7 @@ class StreamingSubspace(CatchUp):
         return body | {BASIS: Maybe(~body[STEPS].present, state.view(model.part, basis))}
 
     def base(self, state: Subspace, head: Header) -> Tensor:
-        """Who last had a model before there was a basis has no basis."""
+        """Return the round of the model; clients that had one before there was a basis have no basis."""
         rounds = super().base(state, head)
         return rounds.masked_fill(rounds < self.warmup, -1) if state.space else rounds
 
@@ -278,7 +278,7 @@ class StreamingSubspace(CatchUp):
         state.log.add(end.number, 2 * before + 1, {MIX: padded}, whole)
 
     def panels(self, state: Subspace) -> list[Panel]:
-        """How the trajectory's energy divides, and how much of each full update the subspace missed."""
+        """Return panels of the trajectory's energy and of the part of each full update that the subspace missed."""
         basis = state.basis
         if basis is None:
             return []

@@ -25,7 +25,7 @@ _COPIES = 8  # of a chunk's values that a merge may need at a time: flags, a sor
 
 
 class Stack(NamedTuple):
-    """What the clients of a round sent of some rows of a parameter.
+    """Updates of the clients of a round, of some rows of a parameter.
 
     Args:
         rows: The row numbers [rows].
@@ -96,7 +96,7 @@ class Cohort:
         return RowDelta(None if rows is None else rows.to(out.device), out if shape else out[0])
 
     def _checked(self, name: str, stack: Stack) -> Tensor:
-        """What ``merge`` makes of a stack, where somebody sent something; zero elsewhere."""
+        """Return the result of ``merge`` for a stack where somebody sent something; zero elsewhere."""
         merged, shape = self._merge(name, stack), stack.values.shape[1:]
         wrong = f"values of shape {tuple(merged.shape)}" if merged.shape != shape else ""
         if not wrong:

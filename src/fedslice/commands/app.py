@@ -1,4 +1,4 @@
-"""What the commands share: the application, options that several take, and how they answer.
+"""Shared by the commands: the application, common options, and output.
 
 Modules of this package import nothing that loads torch before a command runs: ``--help``, the shell's completion and
 Ctrl-C while torch is loading depend on it.

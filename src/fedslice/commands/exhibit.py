@@ -28,7 +28,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="EXHIBIT",
-            help="A table or figure of a paper, for example S0/table2; see fedslice list exhibits.",
+            help="A table or figure of a paper, for example fedsubavg/table2; see fedslice list exhibits.",
             autocompletion=complete_exhibit,
         ),
     ],
@@ -57,14 +57,14 @@ def reproduce(
     report: Report = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The tables as Markdown.")] = False,
 ) -> None:
-    """Make a paper's table or figure anew.
+    """Make a paper's table or figure again.
 
     Its numbers are shown beside those measured here, each pair with a verdict.
     """
     writable("--report", report, made=[Path(out) / "run"])
     wanted = () if recipe_names is None else recipes_in(recipe_names)
     with loading():
-        from fedslice import reproduce as exhibits
+        from fedslice import papers as exhibits
 
     document = exhibits.reproduce(
         exhibit,

@@ -94,7 +94,7 @@ def _directory(place: Path) -> Path:
 
 
 def _final(run: Run, task: str | None, data: str | None) -> tuple[Task, Values]:
-    """The task of a run, built anew, and the global model of its last checkpoint, which must fit it."""
+    """The task of a run, built again, and the global model of its last checkpoint, which must fit it."""
     from fedslice.runs.directory import RunDirectory
     from fedslice.runs.rebuild import rebuilt_task
 

@@ -35,7 +35,7 @@ class Encoding(Protocol):
 
     @property
     def words(self) -> str:
-        """What an entry is, for a table."""
+        """A description of an entry, for a table."""
         ...
 
     def size(self, count: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Floats:
 
     @property
     def words(self) -> str:
-        """What an entry is, for a table."""
+        """A description of an entry, for a table."""
         return str(self.dtype).removeprefix("torch.")
 
     def size(self, count: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Bits:
 
     @property
     def words(self) -> str:
-        """What an entry is, for a table."""
+        """A description of an entry, for a table."""
         return "1 bit" if self.width == 1 else f"{self.width} bits"
 
     def size(self, count: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Counts:
 
     @property
     def words(self) -> str:
-        """What an entry is, for a table."""
+        """A description of an entry, for a table."""
         return f"{self.bits}-bit count"
 
     def size(self, count: Tensor) -> Tensor:

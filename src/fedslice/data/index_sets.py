@@ -1,6 +1,6 @@
-"""Which rows of which table each client's training data name: its index set S(i), and the rows' heat.
+"""Index sets: the rows of each table that a client's training data name, S(i), and the rows' heat.
 
-FedSubAvg (S0, section 2): a client's submodel is the dense parameters and the embedding rows of the features
+FedSubAvg (section 2): a client's submodel is the dense parameters and the embedding rows of the features
 in its own training data; the heat n_m of row m is the number of clients whose index set contains it.
 """
 
@@ -103,7 +103,7 @@ class IndexSets:
         return self.weight(torch.ones(len(self._samples.sizes), dtype=torch.int64)).to(torch.int64)
 
     def weight(self, weights: Tensor) -> Tensor:
-        """W_m: the summed weight of the clients that hold row m (S0, appendix D.4), in float64."""
+        """W_m: the summed weight of the clients that hold row m (FedSubAvg, appendix D.4), in float64."""
         total = torch.zeros(self.rows, dtype=torch.float64)
         for clients, ids, counts in self._blocks():
             held = torch.repeat_interleave(weights[clients.cpu()].to(torch.float64), counts.cpu())

@@ -98,12 +98,12 @@ def ranges(offsets: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def members(starts: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """What lies in ranges of these starts and sizes, end to end, and for each the number of its range."""
+    """Return the members of ranges of these starts and sizes, end to end, and for each the number of its range."""
     owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
     shift = starts - (sizes.cumsum(0) - sizes)
     return torch.arange(len(owner), device=sizes.device) + shift[owner], owner
 
 
 def offsets_of(sizes: Tensor) -> Tensor:
-    """Where each range of these sizes begins when they lie end to end, and the end of the last."""
+    """Return the start of each range of these sizes when they lie end to end, and the end of the last."""
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(torch.int64)

@@ -1,4 +1,4 @@
-"""What each column of a table is for, checked against the columns there are."""
+"""Roles of a table's columns, checked against the columns there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedslice.core.errors import UserError, shown, unknown
 
 @dataclass(frozen=True)
 class Roles:
-    """What each column of a table is for; see :meth:`fedslice.Federation.from_frame`."""
+    """The roles of a table's columns; see :meth:`fedslice.Federation.from_frame`."""
 
     client: str
     label: str

@@ -24,7 +24,7 @@ _YEAR_FIRST = r"^\d{4}[-/]\d"
 
 
 class Kind(Enum):
-    """What the values of a feature are."""
+    """The kind of a feature's values."""
 
     IDS = "ids"
     NUMBERS = "numbers"

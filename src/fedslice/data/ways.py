@@ -1,4 +1,4 @@
-"""Who gets which samples: the ways in which the papers spread a labelled set over clients.
+"""Partitions: the ways in which the papers spread a labelled set over clients.
 
 Every function here answers with the client of each sample, or -1 for a sample that stays unused; a client always has
 at least one. Where clients hold some classes only, classes are given out so that all are in equal demand: which ones a
@@ -25,7 +25,7 @@ Way = Literal[
 ]
 WAYS: tuple[str, ...] = get_args(Way)
 RARE = (0, 1, 2)
-"""The classes of which `imbalanced` keeps fewer samples; S3, 6.7, says how many classes that are, and not which."""
+"""The classes of which `imbalanced` keeps fewer samples; FedDD, 6.7, says how many classes that are, and not which."""
 RARE_SHARE = Fraction(2, 5)
 REDRAWS = 1000
 """Of 100 clients, ten classes and beta 0.1 about one draw in 200 gives everyone what `pfl-dirichlet` asks for."""
@@ -35,19 +35,20 @@ LEAST = 40
 PER_CLASS = 5000
 """Samples of a class that `shards` uses at most."""
 
-_FEW = 3  # classes of a client in S3's non-iid-b and class-imbalanced settings
+_FEW = 3  # classes of a client in FedDD's non-iid-b and class-imbalanced settings
 _HELD_OUT, _SHARDS = 1000, 1001  # streams beside those of the ways, which are numbered from 0
 
 
 def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5, classes: int = 2) -> Ints:
     """The client of each sample.
 
-    ``iid`` deals all samples out. ``non-iid-a`` gives every client 2 to 10 classes and ``non-iid-b`` three (S3, 6.1),
-    and all clients the same number of samples, of which S3 says nothing. ``imbalanced`` thins the first classes out and
-    gives every client three (S3, 6.7); ``pathological`` gives every client ``classes`` of them (S4); in both each class
-    is cut into as many shards as it has holders. ``dirichlet`` draws every class's shares from Dir(``beta``) (S4).
-    ``pfl-dirichlet`` and ``pfl-pathological`` are S4's settings as PFLlib makes them, the library whose settings S4
-    has: in the one everyone has at least 40 samples, in the other a class's holders have very different numbers.
+    ``iid`` deals all samples out. ``non-iid-a`` gives every client 2 to 10 classes and ``non-iid-b`` three (FedDD,
+    6.1), and all clients the same number of samples, of which FedDD says nothing. ``imbalanced`` thins the first
+    classes out and gives every client three (FedDD, 6.7); ``pathological`` gives every client ``classes`` of them
+    (FLSS); in both each class is cut into as many shards as it has holders. ``dirichlet`` draws every class's shares
+    from Dir(``beta``) (FLSS). ``pfl-dirichlet`` and ``pfl-pathological`` are FLSS's settings as PFLlib makes them, the
+    library whose settings FLSS has: in the one everyone has at least 40 samples, in the other a class's holders have
+    very different numbers.
     """
     if way not in WAYS:
         raise unknown("partition", way, WAYS)
@@ -70,7 +71,7 @@ def partition(way: str, label: Ints, clients: int, seed: int, beta: float = 0.5,
 
 
 def held_out(owner: Ints, seed: int) -> NDArray[np.bool_]:
-    """Which samples are for testing: of each client's n all but three quarters, rounded down, drawn at random (S4)."""
+    """Return flags of the test samples, drawn at random: each client keeps three quarters, rounded down (FLSS)."""
     sizes = np.bincount(owner)
     if (alone := np.flatnonzero(sizes == 1)).size:
         raise UserError(
@@ -84,7 +85,7 @@ def held_out(owner: Ints, seed: int) -> NDArray[np.bool_]:
 
 
 def shards(label: Ints, tested: Ints, clients: int, seed: int, classes: int, most: int) -> tuple[Ints, Ints]:
-    """The client of each training sample and of each test sample, as S2's published code deals them.
+    """The client of each training sample and of each test sample, as FDRL's published code deals them.
 
     The first 5,000 samples of each class are cut, in their order, into shards of equal size, to within one sample: as
     many of each class, to within one, and ``classes`` for every client. They are dealt at random, so that a client may
@@ -139,7 +140,7 @@ def _pools(label: Ints, chance: np.random.Generator) -> list[Ints]:
 
 
 def _thinned(label: Ints, chance: np.random.Generator) -> list[Ints]:
-    """n samples of each class, and 0.4 n of the rare ones, for the largest n there is (S3, 6.7)."""
+    """n samples of each class, and 0.4 n of the rare ones, for the largest n there is (FedDD, 6.7)."""
     shares = [RARE_SHARE if one in RARE else Fraction(1) for one in np.unique(label)]
     pools = _pools(label, chance)
     most = min(int(len(pool) / share) for pool, share in zip(pools, shares, strict=True))

@@ -1,4 +1,4 @@
-"""AG News (Zhang, Zhao and LeCun, 2015), the text set of S4: what four kinds of news are called and tell.
+"""AG News (Zhang, Zhao and LeCun, 2015), the text set of FLSS: what four kinds of news are called and tell.
 
 A line is one article in three quoted columns: class 1 to 4 (world, sports, business, science), title, description; the
 files train.csv and test.csv have no header. A part of the training texts may lie in train_subset.csv instead, with a

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), image sets of S3 and S4, in their binary and their python layout.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), image sets of FedDD and FLSS, in their binary and their python layout.
 
 A binary record is the label's byte and 3,072 bytes of one image: red, then green, then blue, row by row; in CIFAR-100
 the byte of a coarse class comes before that of the fine one, which is the label. The python files are pickles with the
@@ -27,7 +27,7 @@ _PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a set's files lie, how they are called, and where the labels are in them."""
+    """The files of a set: their folder, their names, and the place of the labels."""
 
     folders: tuple[str, str]  # of the binary and of the python files
     outer: str

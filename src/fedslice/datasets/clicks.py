@@ -1,10 +1,10 @@
-"""A generated log of impressions and clicks in the shape of Alibaba's (S0, section 5.1), which is not public.
+"""A generated log of impressions and clicks in the shape of Alibaba's (FedSubAvg, section 5.1), which is not public.
 
-The shape is that of S0, table 1: 49,023 clients, 16,864,641 samples, and a feature heat dispersion of 3,142, which
-here is 3,111 in the training data of seed 0 and a few per cent off for other seeds. What is planted: items and
+The shape is that of FedSubAvg, table 1: 49,023 clients, 16,864,641 samples, and a feature heat dispersion of 3,142,
+which here is 3,111 in the training data of seed 0 and a few per cent off for other seeds. What is planted: items and
 categories that everybody clicks more or less on, users who click more or less, and for each user a few favourite
-categories, which it meets and clicks more often than others. A favourite shows in the history of clicks before it
-shows anywhere else, so a model that compares the target with the history can learn it.
+categories, which it meets and clicks more often than others. A favourite shows in the history of clicks before it shows
+anywhere else, so a model that compares the target with the history can learn it.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class _Shop:
     appeal: NDArray[np.float32]
 
     def reach(self, category: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where categories begin and end on the line of summed popularity."""
+        """Boundaries of the categories on the line of summed popularity."""
         first, last = (np.searchsorted(self.category, category, side=side) for side in ("left", "right"))
         return np.where(first > 0, self.edges[first - 1], 0.0), self.edges[last - 1]
 

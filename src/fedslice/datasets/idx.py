@@ -1,4 +1,4 @@
-"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017), two image sets of S3, in their idx files.
+"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017), two image sets of FedDD, in their idx files.
 
 An idx file is two zero bytes, a byte for the type of its values (8: unsigned bytes), a byte for the number of
 dimensions, each dimension's size as a big-endian 32-bit number, and the values.

@@ -1,4 +1,4 @@
-"""What readers of image sets share: the samples, their classes, and where the files lie."""
+"""Shared by the readers of image sets: samples, classes, and the folders of the files."""
 
 from __future__ import annotations
 

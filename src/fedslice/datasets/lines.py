@@ -1,4 +1,4 @@
-"""What readers of text files share: whole numbers, columns, and the sentence about a bad line."""
+"""Shared by the readers of text files: whole numbers, columns, and the message about a bad line."""
 
 import csv
 import io
@@ -56,7 +56,7 @@ def quoted(place: str, text: str, expected: str) -> Iterator[tuple[int, list[str
 
 
 def columns_found(fields: list[bytes], line: bytes) -> str:
-    """How many columns a line has, when it should have others."""
+    """Return a phrase on the number of columns of a bad line."""
     return f"{len(fields)} column{'s' * (len(fields) != 1)} found in {show(line)}"
 
 

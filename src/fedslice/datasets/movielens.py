@@ -270,7 +270,7 @@ def _ratings_fast(
 
 
 def _places(ids: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each value stands in `ids`, or -1."""
+    """Index of each value in `ids`, or -1."""
     order = np.argsort(ids)
     at = np.searchsorted(ids[order], values).clip(max=len(ids) - 1)
     place = order[at]

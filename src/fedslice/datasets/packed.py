@@ -32,7 +32,7 @@ _BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def load(path: Path, limit: int, wanted: str = "") -> tuple[str, bytes]:
-    """What a sentence should call the file, and its bytes, some of which are more than white space.
+    """Return the name of a file for messages, and its bytes, which are not white space alone.
 
     A zip is asked for the member ``wanted``, or, if it has none of that name, for the only member it has.
     """

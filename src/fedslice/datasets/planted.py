@@ -3,7 +3,7 @@
 Everyone writes the common words, most of them by Zipf's law; each user writes about a few topics of its own, and
 a topic has words of its own by Zipf's law too. So a few words are held by nearly all clients and most words by a
 few. Some users hardly write the common words, as those do who write in another language: that is why even the
-hottest word is missing at some clients (S0, table 1: 1,451 of 1,473).
+hottest word is missing at some clients (FedSubAvg, table 1: 1,451 of 1,473).
 
 Of all but the hottest words, most have a polarity, hot or cold. A text's label is drawn by a logistic law
 from the sum of its words' polarities, so the best that any model can reach is known.
@@ -71,7 +71,7 @@ SENT140 = Shape(
     signal=4.8,
     bias=0.0,
 )
-"""S0, table 1: clients, samples and feature heat dispersion; S1, table 1: sparsity."""
+"""FedSubAvg, table 1: clients, samples and feature heat dispersion; FedSubAvg's draft, table 1: sparsity."""
 
 RENTTHERUNWAY = Shape(
     users=1_395,

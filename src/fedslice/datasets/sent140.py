@@ -1,4 +1,4 @@
-"""Sentiment140 (Go, Bhayani and Huang, 2009), the sentiment task of FedSubAvg (S0, section 5.1).
+"""Sentiment140 (Go, Bhayani and Huang, 2009), the sentiment task of FedSubAvg (section 5.1).
 
 A line is one tweet in six quoted columns: polarity (0 negative, 4 positive), id, date, query, user, text; the
 file has no header and is in latin-1. A client is a user with more than 40 tweets.

@@ -1,9 +1,9 @@
 """Taobao's public log of user behaviour: what 988 thousand users did in nine days, 100 million lines.
 
 A line is one act of one user, in five columns separated by commas: user, item, category, behaviour (pv, buy, cart or
-fav) and the second it happened; there is no header. It stands in for the log of S0, section 5.1, which is not public.
-This one has no impressions, so what is predicted is whether a user who meets an item does more than look at it: buy,
-cart and fav are the positive samples and pv the negative ones.
+fav) and the second it happened; there is no header. It stands in for the log of FedSubAvg, section 5.1, which is not
+public. This one has no impressions, so what is predicted is whether a user who meets an item does more than look at it:
+buy, cart and fav are the positive samples and pv the negative ones.
 """
 
 from collections.abc import Iterator

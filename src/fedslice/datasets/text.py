@@ -46,7 +46,7 @@ class Texts:
 
     @property
     def users(self) -> int:
-        """How many users there are."""
+        """The number of users."""
         return int(self.user.max()) + 1
 
 
@@ -87,7 +87,7 @@ def number(words: pl.Series) -> tuple[NDArray[np.int32], pl.Series]:
 
 
 def offsets(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where each sequence begins, and where the last one ends."""
+    """Start of each sequence, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 

@@ -1,4 +1,4 @@
-"""Tiny ImageNet (Le and Yang, 2015), an image set of S4: 200 classes of 64 by 64 pixels, one JPEG file per image.
+"""Tiny ImageNet (Le and Yang, 2015), an image set of FLSS: 200 classes of 64 by 64 pixels, one JPEG file per image.
 
 ``wnids.txt`` names the classes, ``train/<class>/images`` holds the training images of each, ``val/images`` those to
 test on, and each line of ``val/val_annotations.txt`` begins with a file and its class. The official test images have

@@ -101,7 +101,7 @@ class GeneratorState(State):
 
     @property
     def shares(self) -> Tensor:
-        """How often each class occurs with all enrolled clients [classes]."""
+        """Return the number of samples of each class over all enrolled clients [classes]."""
         counts = self.run.enrolled.sums("labels")
         return (counts / counts.sum().clamp(min=1)).float()
 
@@ -118,7 +118,7 @@ class GeneratorState(State):
 
     @property
     def moments(self) -> Values:
-        """What Adam remembers, by kind and parameter."""
+        """The moments of Adam, by kind and parameter."""
         memories = {name: self.adam.state.get(value, {}) for name, value in self._values.items()}
         return {f"{kind}.{name}": memory[kind] for name, memory in memories.items() for kind in memory}
 

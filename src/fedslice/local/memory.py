@@ -1,4 +1,4 @@
-"""What clients remember of parameters that travel: values in full, or of some rows of a table."""
+"""Memories of parameters that travel: values in full, or of some rows of a table."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Sampler(Component):
         return self
 
     def samples(self, sizes: Tensor, scale: int) -> Tensor:
-        """How many samples clients of these sizes train on in a round."""
+        """Return the number of samples that clients of these sizes train on in a round."""
         if self.batch_size is None:
             return sizes * (self.epochs or self.iterations or _USUAL)
         if self.epochs:
@@ -64,7 +64,7 @@ class Sampler(Component):
         return torch.full_like(sizes, self.batch_size * scale * (self.iterations or _USUAL))
 
     def batches(self, t: int, clients: Tensor, draws: Tensor, sizes: Tensor, scale: int, seed: int) -> Batches:
-        """What each client trains on, the same for any engine, chunk or order of clients."""
+        """Return the batches of each client, the same for any engine, chunk or order of clients."""
         who, draw, size = (x.cpu().numpy()[:, None] for x in (clients, draws, sizes))
         width = int(size.max()) if self.batch_size is None else self.batch_size * scale
         per_pass = np.ones_like(size) if self.batch_size is None else -(-size // width)

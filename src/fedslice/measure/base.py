@@ -59,7 +59,7 @@ class Moment(NamedTuple):
 
 
 class Instrument(Listener):
-    """What a run logs at its evaluations besides scores. Each run has its own, so that one may remember rounds.
+    """Something that a run logs at its evaluations besides scores. Each run has its own, which may remember rounds.
 
     An instrument hears all events of a run; :meth:`observe` is called after each round besides, and its time is not
     part of the run's ``seconds``.
@@ -80,15 +80,15 @@ class Instrument(Listener):
         raise NotImplementedError
 
     def panels(self) -> list[Panel]:
-        """What there is to show in a report, as of now."""
+        """Return the panels to show in a report."""
         return []
 
     def clients(self) -> dict[str, Tensor]:
-        """Columns of a table with a row for every client, as of now."""
+        """Columns of a table with a row for every client."""
         return {}
 
     def state_dict(self) -> Values:
-        """What must survive a restart, as tensors."""
+        """Return the state that must survive a restart, as tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy class by class: what a mean over all classes hides where some are rare (S3, section 6.7)."""
+"""Accuracy class by class: what a mean over all classes hides where some are rare (FedDD, section 6.7)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def columns(prefix: str, found: dict[str, Tensor], weights: Tensor, lower: Direc
 
 
 def panels(title: str, found: dict[str, Tensor], weights: Tensor) -> list[Panel]:
-    """How the clients' scores are spread."""
+    """Return histograms of the clients' scores."""
     out = []
     for name, values in found.items():
         own = values[_counted(name, values, weights) & values.isfinite()]
@@ -66,7 +66,7 @@ def panels(title: str, found: dict[str, Tensor], weights: Tensor) -> list[Panel]
 
 
 def _counted(name: str, values: Tensor, weights: Tensor) -> Tensor:
-    """Who counts: all who have test samples, but for those whose samples leave a metric undefined (AUC of one class).
+    """Flags of the clients that count: those with test samples that leave the metric defined (not AUC of one class).
 
     A loss is always defined: one that is NaN comes from a broken model, and is not left out.
     """

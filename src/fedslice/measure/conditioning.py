@@ -1,4 +1,4 @@
-"""How well conditioned the global objective is, as it stands and as FedSubAvg sees it (S0, theorems 1 and 2).
+"""Condition number of the global objective, as it stands and as FedSubAvg sees it (FedSubAvg, theorems 1 and 2).
 
 H = ∇²f at a model, and Ĥ = D^{1/2}·H·D^{1/2} with D = diag(N/n_m). Everything is computed in float64. H is never built
 for a large task: its largest eigenvalue comes from Lanczos and its smallest from LOBPCG, both of which need products

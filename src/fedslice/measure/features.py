@@ -1,4 +1,4 @@
-"""What a model makes of test samples before its last layer, to be looked at as in S4's figure 6."""
+"""Inputs of a model's last layer for test samples, as in FLSS's figure 6."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Features:
 
 
 def features(task: Task, model: Values, count: int, seed: int) -> Features:
-    """Of so many test samples, drawn by the seed, or of all if there are fewer: runs of one seed show the same ones."""
+    """Return the inputs of the last layer for some test samples, the same for all runs of one seed."""
     test = task.federation.test
     if not len(test):
         raise UserError(f"task {task.name!r} has no test samples, whose features could be shown; give another run.")

@@ -1,4 +1,4 @@
-"""How far a model is from a stationary point: the gradient of the global objective and its two norms (S0, S1)."""
+"""Distance of a model from a stationary point: the global gradient and its two norms (FedSubAvg and its draft)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def norm_columns(task: Task) -> list[Column]:  # noqa: ARG001
 
 
 def gradient_norms(task: Task, model: Values) -> dict[str, float]:
-    """‖∇f‖², and the element-wise gradient norm (1/N)·gᵀUg with g = Σ_i ∇f_i and U = diag(1/n_m) (S1, definition 1).
+    """Return ‖∇f‖² and the element-wise norm (1/N)·gᵀUg, g = Σ_i ∇f_i, U = diag(1/n_m) (the draft, definition 1).
 
-    The latter is ∇fᵀD∇f with D = diag(N/n_m), the squared norm of the gradient that FedSubAvg follows (S0, section
-    4.3): a row that few clients hold counts as it does for them, and not diluted by those who do not hold it.
+    The latter is ∇fᵀD∇f with D = diag(N/n_m), the squared norm of the gradient that FedSubAvg follows (FedSubAvg,
+    section 4.3): a row that few clients hold counts as it does for them, and not diluted by those who do not hold it.
     """
     factor = corrections(task)
     plain = corrected = 0.0
@@ -45,7 +45,7 @@ def gradient_norms(task: Task, model: Values) -> dict[str, float]:
 
 
 def full_gradient(task: Task, model: Values) -> Values:
-    """∇f in float64: f = (1/N)·Σ f_i, with f_i the mean loss of client i's training samples (S0, section 2).
+    """∇f in float64: f = (1/N)·Σ f_i, with f_i the mean loss of client i's training samples (FedSubAvg, section 2).
 
     One pass over the training samples in blocks of ``eval_batch``, with dropout off. Of tables only the rows that a
     block names are looked at, so a block costs what its samples cost, and the memory is that of the result. A model

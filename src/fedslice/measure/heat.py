@@ -1,4 +1,4 @@
-"""What a task looks like to federated learning: clients, samples, heat and slice sizes (S0 table 1, S1 table 1)."""
+"""Statistics of a task: clients, samples, heat and slice sizes (FedSubAvg table 1, FedSubAvg's draft table 1)."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def describe(task: Task) -> dict[str, Any]:
 
 
 def histogram(task: Task) -> list[dict[str, Any]]:
-    """How many rows have which heat (S0, figure 5), for each group of tables.
+    """Return the number of rows by heat (FedSubAvg, figure 5), for each group of tables.
 
     The bins are 1, 2, 3-4, 5-8, …: heat spreads over orders of magnitude. Rows that nobody holds are in none.
     """
@@ -70,7 +70,7 @@ def heat_panels(task: Task) -> list[Panel]:
 
 
 def corrections(task: Task) -> dict[str, Tensor]:
-    """D = diag(N/n_m) (S0, section 4.2) for every row of every table, in float64; 0 where nobody holds the row.
+    """D = diag(N/n_m) (FedSubAvg, section 4.2) for every row of every table, in float64; 0 where nobody holds the row.
 
     Such a row has no gradient. A parameter that is not a table is held by everyone, and its factor is one.
     """

@@ -1,4 +1,4 @@
-"""What a run can log at its evaluations besides scores, by name."""
+"""Instruments by name: values that a run can log at its evaluations besides scores."""
 
 from __future__ import annotations
 

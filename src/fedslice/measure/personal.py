@@ -104,7 +104,7 @@ class Personal(Instrument):
         return {f"{self.label}_{name}": values for name, values in self._scores.items()}
 
     def panels(self) -> list[Panel]:
-        """How they are spread."""
+        """Return histograms of the scores."""
         return panels(self.title, self._scores, self._samples)
 
     def state_dict(self) -> Values:
@@ -182,7 +182,7 @@ class Stale(Personal):
         super().load_state_dict({name: value for name, value in state.items() if not name.startswith("store.")})
 
     def _start(self, look: Look, layout: Slice, start: Values) -> Values:
-        """What came down since then is not yet there."""
+        """The model before anything came down in this round."""
         nothing = Slice(layout.clients, layout.shapes, {})
         for name in layout.axes:
             if (found := self._ended.get(f"ended/{name}", look.clients)) is not None:

@@ -1,4 +1,4 @@
-"""How much of the model each client holds."""
+"""Share of the model that each client holds."""
 
 from __future__ import annotations
 

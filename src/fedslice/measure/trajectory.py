@@ -116,7 +116,7 @@ def residual(gram: Tensor, along: Tensor, energy: float) -> float:
 
 
 def _shares(energy: Tensor) -> list[float]:
-    """Of the first one, two, … directions; none if there is no energy to share."""
+    """Shares of the first one, two, … directions; none if there is no energy to share."""
     sums = energy.cumsum(0)
     return (sums / sums[-1]).tolist() if bool(energy.any()) else []
 

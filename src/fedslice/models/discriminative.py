@@ -44,7 +44,7 @@ class Discriminative(nn.Module):
         self.head = head
 
     def forward(self, *given: Tensor, **features: Tensor) -> Tensor:
-        """What the head makes of both representations."""
+        """Return the head's output for both representations."""
         if len(features) == 1:
             given, features = (*given, *features.values()), {}
         found = self._joined(self.shared(*given, **features), self.private(*given, **features))
@@ -61,7 +61,7 @@ class Discriminative(nn.Module):
 
 
 def _width(encoder: nn.Module) -> int:
-    """How many features an encoder gives: the outputs of its last Linear layer."""
+    """Number of features of an encoder: the outputs of its last Linear layer."""
     found = [part.out_features for part in encoder.modules() if isinstance(part, nn.Linear)]
     if not found:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The text network of S4: fastText (Joulin et al., 2016), a mean of word vectors and two linear layers."""
+"""The text network of FLSS: fastText (Joulin et al., 2016), a mean of word vectors and two linear layers."""
 
 import torch
 from torch import Tensor, nn

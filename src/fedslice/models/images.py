@@ -1,13 +1,13 @@
-"""The image networks of S3 (those of table 2, the sub-models of tables 3 and 6), S4 (FedAvg's CNN, ResNets) and S2.
+"""The image networks of FedDD (table 2, the sub-models of tables 3 and 6), FLSS (FedAvg's CNN, ResNets) and FDRL.
 
 Tables 3 and 6 need a padding of one pixel and five poolings (32 pixels to one). Table 6 contradicts itself between its
 fourth and its last convolution; it is read so that every layer takes what the one before gives, with 256 outputs of the
-last convolution in sub-models 2 to 5. S4's `fedavgcnn` is the one of PFLlib, the library whose settings S4 has.
+last convolution in sub-models 2 to 5. FLSS's `fedavgcnn` is the one of PFLlib, the library whose settings FLSS has.
 
-S2's networks are those of its published code: `fdrl-mlp` (MNIST), `fdrl-cnn` (CIFAR-10) and `fdrl-cnn100` (CIFAR-100)
-have two encoders; `s2-mlp`, `s2-cnn` and `s2-cnn100` have one of them and the same dropout, for the methods they are
-compared with. That code's MLP ends in a softmax though the cross-entropy has one of its own, which flattens its
-gradient; `fdrl-mlp-softmax` and `s2-mlp-softmax` do so too.
+FDRL's networks are those of its published code: `fdrl-mlp` (MNIST), `fdrl-cnn` (CIFAR-10) and `fdrl-cnn100` (CIFAR-100)
+have two encoders; `fdrl-baseline-mlp`, `fdrl-baseline-cnn` and `fdrl-baseline-cnn100` have one of them and the same
+dropout, for the methods they are compared with. That code's MLP ends in a softmax though the cross-entropy has one of
+its own, which flattens its gradient; `fdrl-mlp-softmax` and `fdrl-baseline-mlp-softmax` do so too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedslice.models.discriminative import Discriminative
 from fedslice.models.normalise import Normalise
 from fedslice.models.resnet import RESNETS, ResNet
 
-CLASSES = 10  # of each of S3's three sets
+CLASSES = 10  # of each of FedDD's three sets
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ MODELS: dict[str, Layers] = {
     "cnn1": Layers((10, 20), (50,), kernel=5, padding=0),
     "cnn2": Layers((16, 32, 64), (500, 100)),
     "fedavgcnn": Layers((32, 64), (512,), kernel=5, padding=0),
-    "s2-mlp": Layers((), (512, 256, 64)),
-    "s2-mlp-softmax": Layers((), (512, 256, 64), softmax=True),
-    "s2-cnn": Layers((64, 64), (120, 64), kernel=5, padding=0, dropout="outputs"),
-    "s2-cnn100": Layers((64, 128), (256, 128), kernel=5, padding=0, dropout="features"),
+    "fdrl-baseline-mlp": Layers((), (512, 256, 64)),
+    "fdrl-baseline-mlp-softmax": Layers((), (512, 256, 64), softmax=True),
+    "fdrl-baseline-cnn": Layers((64, 64), (120, 64), kernel=5, padding=0, dropout="outputs"),
+    "fdrl-baseline-cnn100": Layers((64, 128), (256, 128), kernel=5, padding=0, dropout="features"),
     **{f"vgg-{kind}{n}": layers for kind, five in _SUB_MODELS.items() for n, layers in enumerate(five, start=1)},
 }
 
@@ -84,16 +84,16 @@ def _glorot(layer: nn.Module) -> None:
 
 
 PAIRS = {  # with two encoders of this network
-    "fdrl-mlp": "s2-mlp",
-    "fdrl-mlp-softmax": "s2-mlp-softmax",
-    "fdrl-cnn": "s2-cnn",
-    "fdrl-cnn100": "s2-cnn100",
+    "fdrl-mlp": "fdrl-baseline-mlp",
+    "fdrl-mlp-softmax": "fdrl-baseline-mlp-softmax",
+    "fdrl-cnn": "fdrl-baseline-cnn",
+    "fdrl-cnn100": "fdrl-baseline-cnn100",
 }
 _DROPOUT = 0.6
 
 
 def widths(kind: Literal["a", "b"], number: int) -> tuple[int, ...]:
-    """Outputs of every layer of sub-model ``number``, 1 to 5, of S3's set a (table 3) or b (table 6).
+    """Outputs of every layer of sub-model ``number``, 1 to 5, of FedDD's set a (table 3) or b (table 6).
 
     Sub-model 1 is the whole model, and no layer of the others is wider: each is a prefix of it in every layer.
     """
@@ -145,7 +145,7 @@ class ImageClassifier(nn.Sequential):
 
 
 class ImagePair(Discriminative):
-    """The same with two encoders, which are drawn one after the other, and a last layer for both (S2)."""
+    """The same with two encoders, which are drawn one after the other, and a last layer for both (FDRL)."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Residual networks (He et al., 2016, table 1), the larger networks of S4, with group normalisation.
+"""Residual networks (He et al., 2016, table 1), the larger networks of FLSS, with group normalisation.
 
 Batch normalisation has running statistics, which are no parameters and which nobody averages; it also makes a sample's
 output depend on the samples beside it. Group normalisation (Wu and He, 2018) has the same number of parameters, so the
-sizes are those that S4 counts bytes by. In a bottleneck the 3 by 3 convolution has the stride, as in torchvision's
-networks, which S4 trains.
+sizes are those that FLSS counts bytes by. In a bottleneck the 3 by 3 convolution has the stride, as in torchvision's
+networks, which FLSS trains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sentiment model of FedSubAvg (S0, 5.1): a trainable word table, a two-layer LSTM and one logit."""
+"""The sentiment model of FedSubAvg (5.1): a trainable word table, a two-layer LSTM and one logit."""
 
 from torch import Tensor, nn
 

@@ -1,1 +1,1 @@
-"""What we must know of a user's network."""
+"""Structure of a user's network."""

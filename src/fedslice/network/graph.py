@@ -1,10 +1,10 @@
 """Layers with channels, and how they feed each other: what a network can upload or hold a part of.
 
 A channel is an output of a linear or convolution layer, with its bias. Dropping some of them needs to know the layers
-alone. To hold a narrower network, the first outputs of each layer and the first inputs of the next (S3, section 6.3),
-one must also know which layer feeds which, so the network is read as a graph. What lies between two layers must treat
-every channel alone and turn zeros into zeros (ReLU, pooling, flatten, dropout): then channels that a client does not
-hold are the same as channels that are zero, and clients of different widths can train side by side.
+alone. To hold a narrower network, the first outputs of each layer and the first inputs of the next (FedDD, section
+6.3), one must also know which layer feeds which, so the network is read as a graph. What lies between two layers must
+treat every channel alone and turn zeros into zeros (ReLU, pooling, flatten, dropout): then channels that a client does
+not hold are the same as channels that are zero, and clients of different widths can train side by side.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def network(module: nn.Module, shapes: Shapes) -> dict[str, Layer]:
 
 
 def prefixes(found: Mapping[str, Layer], outputs: float | Sequence[int]) -> Prefixes:
-    """What a narrower network holds of each parameter: a share of every layer's outputs, or numbers of outputs.
+    """Return the part of each parameter that a narrower network holds, by a share or numbers of every layer's outputs.
 
     The last layer keeps all its outputs, which are the classes; numbers need not name it. A share is rounded up, so
     that no layer is left without an output.

@@ -68,7 +68,7 @@ def _kernels() -> Any:
 
 
 class _Trace(NamedTuple):
-    """What a layer computed, for the gradient; its states begin with the zero state, one step before the first."""
+    """Values of a layer that its gradient needs; states begin with the zero state, one step before the first."""
 
     gates: Tensor  # i, f, g, o [C, T, B, 4H]
     cells: Tensor  # [C, T + 1, B, H]
@@ -77,7 +77,7 @@ class _Trace(NamedTuple):
 
 
 class _Recurrence(Function):
-    """What it returns beyond the two results is for its gradient alone: the traces of each group, layer by layer."""
+    """The recurrence with its gradient. Outputs beyond the two results are traces for it, by group and layer."""
 
     @staticmethod
     def forward(whole: bool, x: Tensor, lengths: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -201,7 +201,7 @@ def _here(lengths: Tensor) -> Tensor:
 
 
 def _ends(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each sample's last state stands among states that begin with the zero state."""
+    """Index of each sample's last state among states that begin with the zero state."""
     clients, samples = (torch.arange(size, device=lengths.device) for size in lengths.shape)
     return clients[:, None], lengths, samples
 
@@ -290,5 +290,5 @@ def _unroll(trace: _Trace, w_hh: Tensor, d_states: Tensor, d_gates: Tensor) -> N
 
 
 def _array(values: Tensor) -> Any:
-    """The same memory for a compiled loop; what is only read may be laid out anew first."""
+    """The same memory for a compiled loop; what is only read may be laid out again first."""
     return values.detach().contiguous().numpy()

@@ -30,7 +30,7 @@ class RingElements:
 
     @property
     def words(self) -> str:
-        """What an entry is, for a table."""
+        """A description of an entry, for a table."""
         return f"{self.bits} bits modulo 2^{self.bits}"
 
     def size(self, count: Tensor) -> Tensor:

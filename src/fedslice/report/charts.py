@@ -159,7 +159,7 @@ def panel(shown: Panel, name: str, width: int | Literal["container"]) -> Spec:
 
 
 def _bar(shown: Panel, x: alt.X, extra: dict[str, Any]) -> tuple[alt.X, dict[str, Any]]:
-    """Where a bar begins and ends: between its neighbours, and above the smallest number of a logarithmic axis."""
+    """Start and end of a bar: between its neighbours, and above the smallest number of a logarithmic axis."""
     extra = dict(extra)
     if numeric(shown, "x") and numeric(shown, "y"):
         x = _channel(alt.X, shown, "x", "x_low")
@@ -198,7 +198,7 @@ def _channel(kind: type[Any], shown: Panel, axis: Literal["x", "y"], column: str
 
 
 def _spread(found: Curves, axis: Column) -> float:
-    """How many times farther one method goes along an axis than another."""
+    """Return the ratio of the farthest to the nearest method along an axis."""
     ends: dict[Any, float] = {}
     for method, x in zip(found.columns["method"], found.columns[axis.name], strict=True):
         if isinstance(x, float | int):

@@ -42,7 +42,7 @@ class Curves:
 
 
 def curves(group: Group) -> Curves:
-    """Of all methods that have been evaluated. An axis along which nobody moves is left out."""
+    """Return the curves of all evaluated methods. An axis along which no method moves is left out."""
     metrics = group.metrics
     columns: Columns = {}
     limit = min(POINTS, max(_FEWEST, _ALL // max(1, len(group.begun))))
@@ -88,7 +88,7 @@ def kept(length: int, limit: int, also: Sequence[int] = ()) -> list[int]:
 
 
 def best(values: Sequence[float | None], *, lower: bool) -> int | None:
-    """Where a metric is at its best, which is its lowest or its highest value."""
+    """Return the best value of a metric, which is its lowest or its highest."""
     there = [place for place, value in enumerate(values) if value is not None]
     sign = 1 if lower else -1
     return min(there, key=lambda place: sign * (values[place] or 0.0), default=None)

@@ -60,7 +60,7 @@ class Group:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """What the runs measured of the model, in the order of their logs."""
+        """The metrics of the runs, in the order of their logs."""
         rows = [row for method in self.methods for run in method.runs for row in run.rows]
         names = dict.fromkeys(name for row in rows for name in row if self.column(name).measured)
         return [name for name in names if any(number(row, name) is not None for row in rows)]

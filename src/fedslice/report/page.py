@@ -159,14 +159,14 @@ def _section(group: Group, target: Target | None, baseline: str | None) -> Secti
 
 
 def _incomplete(group: Group) -> str:
-    """What a reader must know before comparing."""
+    """Notes that a reader needs before comparing."""
     runs = [(method.name, run) for method in group.methods for run in method.runs]
     ends = [f"{name}, seed {run.seed} ({tables.state(run)})" for name, run in runs if not (run.finished and run.rows)]
     return f"Not complete: {'; '.join(ends)}." if ends else ""
 
 
 def _hint(group: Group, found: Curves) -> str:
-    """How the curves are to be read, and which methods are not seen."""
+    """A hint on reading the curves, and on methods that are not shown."""
     words = ["Bands reach from the lowest to the highest seed."] if any(len(m.begun) > 1 for m in group.begun) else []
     words.append("A click on a name shows that method alone; another click takes it back.")
     points = zip(found.columns["method"], found.columns["up_bytes"], strict=True)

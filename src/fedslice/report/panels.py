@@ -1,4 +1,4 @@
-"""Which panels of the runs are shown: equal ones once, those of different methods beside each other; and their data."""
+"""Panels of the runs to show: equal ones once, those of different methods beside each other; and their data."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def logarithmic(panel: Panel, axis: Literal["x", "y"]) -> bool:
 
 
 def floor(panel: Panel) -> float:
-    """Where bars of a logarithmic axis stand: below the smallest of them, so that it is seen."""
+    """The base of the bars of a logarithmic axis: below the smallest of them, so that it is visible."""
     return min((float(y) for y in columns(panel)["y"] if y is not None), default=1.0) / 2
 
 
 def columns(panel: Panel) -> Columns:
-    """What is drawn, by place and not by name, for a column may be called anything; without rows that have no place."""
+    """The drawn columns by position, as a column may have any name, without rows that have no position."""
     rows = [row for row in panel.rows if all(_drawable(panel, axis, row) for axis in ("x", "y"))]
     out: Columns = {"x": [row[panel.x] for row in rows], "y": [row[panel.y] for row in rows]}
     if panel.color:
@@ -59,7 +59,7 @@ def columns(panel: Panel) -> Columns:
 
 
 def omitted(panel: Panel) -> int:
-    """How many points cannot be shown, most of them on a logarithmic axis; a bar of height zero is no loss."""
+    """The number of points that cannot be shown, most of them on a logarithmic axis; a bar of height zero is none."""
     if panel.mark == "bar" and panel.log == ["y"]:
         return 0
     full = sum(row[panel.x] is not None and row[panel.y] is not None for row in panel.rows)

@@ -31,19 +31,19 @@ def summary(group: Group, target: Target | None, baseline: str | None = None) ->
 
 
 def target_table(group: Group, rows: Sequence[Document], target: Target, baseline: str | None = None) -> Sheet:
-    """What it took to get there."""
+    """Return the table of costs to the target."""
     every = cadence(document for method in group.begun for document in _documents(method))
     return target_sheet(rows, target, group.columns, every, baseline)
 
 
 def end_table(group: Group, rows: Sequence[Document]) -> Sheet:
-    """What each method has at its end."""
+    """Return the table of last values."""
     marks = {method.name: "unfinished" if method.unfinished else "" for method in group.methods}
     return end_sheet(rows, group.metrics, group.columns, [marks[row["recipe"]] for row in rows])
 
 
 def settings_sheets(group: Group) -> list[Sheet]:
-    """What all methods share, and what they do not."""
+    """Return tables of the settings that all methods share, and of those that differ."""
     settings = [method.settings for method in group.methods]
     keys = short_keys(path for one in settings for path in one)
     changing = differing(settings)
@@ -83,7 +83,7 @@ def runs_sheet(group: Group) -> Sheet:
 
 
 def state(run: Run, *, repeated: bool = False) -> str:
-    """How far a run has come."""
+    """Return the state of a run in words."""
     if repeated:
         return "left out: the same seed and settings are there already"
     if not run.rows:

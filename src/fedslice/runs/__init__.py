@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its configuration, its metrics, and a checkpoint from which it can go on."""
+"""Run directories: configuration, metrics, and a checkpoint from which a run continues."""

@@ -106,7 +106,7 @@ def discard_partial(path: Path) -> None:
 
 
 def partial_name(name: str) -> str:
-    """What the directory is called in which the next file of that name is being written."""
+    """Return the name of the directory in which the next file of that name is being written."""
     return f"{name}.partial"
 
 

@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """What the columns of the logs are."""
+        """The schema of the logs' columns."""
         return {name: column for run in reversed(self.runs) for name, column in run.columns.items()}
 
     @cached_property

@@ -203,12 +203,12 @@ class RunDirectory:
 
     @property
     def checkpoint_path(self) -> Path:
-        """Where the checkpoint lies, for sentences that speak of it."""
+        """The path of the checkpoint, for messages."""
         return self.path / _CHECKPOINT
 
     @property
     def layout_path(self) -> Path:
-        """Where the entries of the model's state dict that are not trained lie."""
+        """The path of the entries of the model's state dict that are not trained."""
         return self.path / MODULE
 
     def finish(self, diverged: dict[str, Any] | None = None, stopped: dict[str, Any] | None = None) -> None:
@@ -306,7 +306,7 @@ class RunDirectory:
         self._rows, self.cut = rows, len(lines) - rows
 
     def _ended(self) -> dict[str, Any] | None:
-        """What was noted when the run ended, after it was held against the log; None if it has not ended."""
+        """Return the record of the run's end, checked against the log; None if it has not ended."""
         path = self.path / FINISHED
         if not os.path.lexists(path):
             return None
@@ -337,7 +337,7 @@ class RunDirectory:
         )
 
     def _rounds(self) -> int | None:
-        """How many rounds the configuration asks for, if it can be read."""
+        """Return the number of rounds in the configuration, if it can be read."""
         try:
             found = json.loads(read_bytes(self.path / CONFIG)).get("rounds")
         except (OSError, ValueError, RecursionError, AttributeError):

@@ -1,4 +1,4 @@
-"""Where a run was computed: enough to explain a last digit that differs, nothing about who ran it."""
+"""The environment of a run: enough to explain a last digit that differs, nothing about the person who ran it."""
 
 import os
 import platform

@@ -208,9 +208,9 @@ class _Training:
 
     @property
     def state(self) -> str:
-        """What is on disk, and how to go on."""
+        """A sentence on what is saved, and how to continue."""
         if not self._saved:
-            return f"{self._run.path} has no checkpoint, and the same command with --resume begins the run anew."
+            return f"{self._run.path} has no checkpoint, and the same command with --resume begins the run again."
         return (
             f"round {self._saved} of {self._experiment.rounds} is saved in {self._run.path}, and the same command with "
             "--resume goes on from there."

@@ -1,4 +1,4 @@
-"""What to call runs where several are shown together, and in which order their methods stand."""
+"""Names of runs that are shown together, and the order of their methods."""
 
 import json
 import re

@@ -31,7 +31,7 @@ def run_sheet(caption: str, rows: Sequence[Document], columns: Columns) -> Sheet
 def target_sheet(
     rows: Sequence[Document], target: Target, columns: Columns, every: int = 1, baseline: str | None = None
 ) -> Sheet:
-    """What it took each method to get there; a mean needs every seed to have arrived.
+    """Return the table of costs to the target; a mean needs every seed to have reached it.
 
     Args:
         rows: As :func:`fedslice.runs.comparison.table` has them.
@@ -57,7 +57,7 @@ def target_sheet(
 
 
 def end_sheet(rows: Sequence[Document], metrics: Sequence[str], columns: Columns, remarks: Sequence[str] = ()) -> Sheet:
-    """What each method has at its end; the best is marked only among methods that have come equally far.
+    """Return the table of last values; the best is marked only among methods with as many rounds.
 
     Args:
         rows: As :func:`fedslice.runs.comparison.table` has them.
@@ -85,7 +85,7 @@ def end_sheet(rows: Sequence[Document], metrics: Sequence[str], columns: Columns
 
 
 def legend(sheets: Sequence[Sheet], *, marks: bool = True) -> str:
-    """What ± and, where ``marks`` are shown, bold numbers in these tables mean, as far as there are any."""
+    """Return the legend of ± and, where ``marks`` are shown, of bold numbers, if these tables have any."""
     cells = [cell for sheet in sheets for row in sheet.rows for cell in row[1:]]
     words = []
     marked = marks and any(cell.best for cell in cells)

@@ -81,7 +81,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds it is to have."""
+        """The number of rounds of the complete run."""
         return int(self.config["rounds"])
 
     @property

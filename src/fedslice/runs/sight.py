@@ -56,7 +56,7 @@ class Watcher:
         self._colours: dict[str, str] = {}
 
     def look(self) -> list[Sight]:
-        """All runs at these places as of now."""
+        """All runs at these places."""
         found = [(self._read(path, held(path)), path) for path in find(self._places)]
         runs = [run for (run, _), _ in found]
         tasks = list(dict.fromkeys(_task(run) for run in runs))

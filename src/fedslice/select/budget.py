@@ -1,4 +1,4 @@
-"""What selection by device speed under a budget of parameters has in common (FedDD, section 6.2: FedCS and Oort)."""
+"""Shared by selections by device speed under a budget of parameters (FedDD, section 6.2: FedCS and Oort)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BySpeed(Select):
 
 
 class Known(NamedTuple):
-    """What the enrolled clients said, in the order of their numbers.
+    """Facts of the enrolled clients, in the order of their numbers.
 
     A round of a client that exchanges all it holds takes download + training + upload (FedDD, equations 7, 9 and 11 at
     D_n = 0), in seconds.
@@ -57,14 +57,14 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, run: ServerRun) -> Known:
-        """Return it as of now."""
+        """Return it."""
         enrolled = run.enrolled
         held, pace = enrolled.all_facts("held")[:, 0], enrolled.all_facts("pace").numpy()
         return cls(enrolled.numbers().numpy(), held.numpy(), pace[:, 0], pace[:, 1], pace[:, 2])
 
     @property
     def seconds(self) -> Vector:
-        """How long each client's round takes."""
+        """Return the seconds of each client's round."""
         return self.download + self.training + self.upload
 
 

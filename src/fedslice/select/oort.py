@@ -92,7 +92,7 @@ class Oort(BySpeed):
         return Seen(run, self.round_threshold)
 
     def leave(self, state: Seen, clients: Tensor, facts: Body) -> None:  # noqa: ARG002
-        """Who comes back is new."""
+        """Forget the clients: those that come back are new."""
         state.reach(clients)
         state.utility[clients] = 0
         state.last[clients] = 0
@@ -164,7 +164,7 @@ class Oort(BySpeed):
 
 
 class Seen(State):
-    """What is known of clients, by their numbers, and where the pacer stands.
+    """Facts of clients by number, and the state of the pacer.
 
     Args:
         run: The server's side of the run.

@@ -1,4 +1,4 @@
-"""CentralSGD: the reference in which all data lie in one place (S0, section 5.1)."""
+"""CentralSGD: the reference in which all data lie in one place (FedSubAvg, section 5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scaffold without client state, as S0 runs it on its click tasks (appendix D.2, equation 47)."""
+"""Scaffold without client state, as FedSubAvg runs it on its click tasks (appendix D.2, equation 47)."""
 
 from __future__ import annotations
 

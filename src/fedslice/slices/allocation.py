@@ -1,4 +1,4 @@
-"""Which client drops how much of its model: dropout rates from the linear program of FedDD (S3, equations 13 to 17).
+"""Dropout rates of clients from the linear program of FedDD (equations 13 to 17).
 
 Minimise t + δ·Σ re_n·D_n over the rates D_n and the time t of a round, such that 0 ≤ D_n ≤ D_max, every client is done
 by then, t_cmp,n + a_n·(1 − D_n) ≤ t, and the share A of all parameters is sent, Σ U_n·(1 − D_n) = A·Σ U_n.
@@ -31,11 +31,11 @@ class Allocation:
 
 
 def regularizers(samples: ArrayLike, label_shares: ArrayLike, sizes: ArrayLike, losses: ArrayLike) -> Vector:
-    """re_n, what is lost for the model when client n drops parameters (S3, equation 13).
+    """re_n, what is lost for the model when client n drops parameters (FedDD, equation 13).
 
     ``label_shares`` [clients, classes] says how each client's samples divide among the classes; a client knows all of a
-    class from a share of 1/C on. The global model's size U is that of the largest client's (S3, section 6: some clients
-    hold the full model).
+    class from a share of 1/C on. The global model's size U is that of the largest client's (FedDD, section 6: some
+    clients hold the full model).
     """
     m, size, loss = _vectors(samples=samples, sizes=sizes, losses=losses)
     _positive("sizes", size)
@@ -57,8 +57,8 @@ def regularizers(samples: ArrayLike, label_shares: ArrayLike, sizes: ArrayLike, 
 def scale_delta(relative: float, seconds_per_share: ArrayLike, compute: ArrayLike, regularizer: ArrayLike) -> float:
     """δ in seconds from a number without unit: at 1, dropping everything costs a round of the median client.
 
-    S3 gives no δ, and one term counts seconds of any magnitude, the other losses. Where there is nothing to lose (all
-    re_n are zero) δ has no effect and is 0.
+    FedDD gives no δ, and one term counts seconds of any magnitude, the other losses. Where there is nothing to lose
+    (all re_n are zero) δ has no effect and is 0.
     """
     share, own, lost = _vectors(seconds_per_share=seconds_per_share, compute=compute, regularizer=regularizer)
     _number("relative", relative)
@@ -74,7 +74,7 @@ def allocate(
     most: float,
     delta: float,
 ) -> Allocation:
-    """The exact solution of S3, equations 16 and 17, in O(N log N) time and O(N) memory.
+    """The exact solution of FedDD, equations 16 and 17, in O(N log N) time and O(N) memory.
 
     Per client: U_n ``sizes``, in any unit; a_n ``seconds_per_share``, the seconds its whole model takes up and down
     (equations 9 and 11 at D_n = 0); t_cmp,n ``compute``, in seconds (equation 7); re_n ``regularizer``. For all: A

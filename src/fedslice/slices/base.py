@@ -15,7 +15,7 @@ from fedslice.core.spec import Spec
 
 
 class Slices(Part):
-    """Which coordinates a client holds and exchanges. The default: all of them, and it remembers nothing.
+    """The coordinates that a client holds and exchanges. The default: all of them, and it remembers nothing.
 
     Both sides know every slice of a round, each from what it has: the server from enrolment, request and upload, the
     client from its data and its memory.

@@ -287,7 +287,7 @@ class ChannelDropout(Narrow):
         state.rates[who] = torch.from_numpy(found.rates)
 
     def panels(self, state: DropoutState) -> list[Panel]:
-        """How much clients drop of what they hold."""
+        """Return a panel of the share that clients drop of what they hold."""
         state.grow()
         rates = state.rates[state.run.enrolled.numbers()]
         if not len(rates) or bool((rates == rates[0]).all()):
@@ -299,7 +299,7 @@ class ChannelDropout(Narrow):
     # --- what both sides derive
 
     def facts(self, spec: Spec) -> Fields:
-        """What the allocation needs to know of every client."""
+        """Return the facts of every client that the allocation needs."""
         known = facts(("pace", "samples", "labels"), spec) if self._allocates(spec) else {}
         return {**super().facts(spec), **known}
 
@@ -334,7 +334,7 @@ class ChannelDropout(Narrow):
     def _merged(
         self, networks: Networks, t: int, hold: Slice, recall: Callable[[str], tuple[Tensor, Tensor] | None]
     ) -> Slice:
-        """What comes down in round ``t``, given masks and whose they are."""
+        """Return the slice that comes down in round ``t``, given masks and their clients."""
         if t % self.full_every == 0:
             return hold
         axes: dict[Layer, Axis] = {}
@@ -362,6 +362,6 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _shares(labels: Tensor) -> Tensor:
-    """How each client's samples divide among the classes, from how many it has of each [clients, classes]."""
+    """Return the shares of the classes in each client's samples, from their numbers [clients, classes]."""
     total = labels.sum(1, keepdim=True)
     return torch.where(total > 0, labels / total.clamp(min=1).double(), 1 / labels.shape[1])

@@ -1,4 +1,4 @@
-"""How much a channel has to tell, from its values before and after local training (S3, section 5).
+"""Importance of channels, from their values before and after local training (FedDD, section 5).
 
 Every score takes values [clients, channels, entries] before and after, and how many of the layer's entries each client
 holds; entries that a client lacks are zero in both. It gives [clients, channels].

@@ -25,7 +25,7 @@ WIDTH = "width"
 
 
 class NarrowState(State):
-    """Which of several networks each client holds, as it said when it enrolled."""
+    """The network of several that each client holds, as it said when it enrolled."""
 
     def __init__(self, run: ServerRun, networks: Networks):
         super().__init__(run)
@@ -67,7 +67,7 @@ class Narrow(Slices):
 
     Args:
         widths: Widths of the clients' networks, separated by commas, in turn: shares of each layer's outputs
-            (``1,0.5``) or numbers of outputs (``32-64-100``); ``s3-a`` and ``s3-b`` are sets of FedDD's.
+            (``1,0.5``) or numbers of outputs (``32-64-100``); ``feddd-a`` and ``feddd-b`` are sets of FedDD's.
     """
 
     widths: Annotated[str, BeforeValidator(str)] = "1"

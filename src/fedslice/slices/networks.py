@@ -13,13 +13,15 @@ from fedslice.models.images import widths as sub_model
 from fedslice.network.graph import Layer, layers, network, prefixes
 
 # FedDD's heterogeneous settings: five sub-models of one network, whose outputs its tables 3 and 6 list.
-SETS = {f"s3-{kind}": ",".join("-".join(map(str, sub_model(kind, n)[:-1])) for n in range(1, 6)) for kind in ("a", "b")}
+SETS = {
+    f"feddd-{kind}": ",".join("-".join(map(str, sub_model(kind, n)[:-1])) for n in range(1, 6)) for kind in ("a", "b")
+}
 _WHOLE = 1.0
 _MOST = 256  # widths: the number of one takes a byte
 
 
 class Networks:
-    """What the networks of several widths hold of the whole one.
+    """Parts of the whole network that narrower ones hold.
 
     Args:
         module: The whole network.

@@ -39,7 +39,7 @@ class SharedState(State):
         self.names = names
 
     def state_dict(self) -> Values:
-        """What rounds have changed."""
+        """Return as tensors what rounds have changed."""
         return {f"{_INNER}{name}": value for name, value in self.inner.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -47,7 +47,7 @@ class SharedState(State):
         self.inner.load_state_dict(_own(state))
 
     def facts_dict(self) -> Values:
-        """What enrolments have changed."""
+        """Return as tensors what enrolments have changed."""
         return {f"{_INNER}{name}": value for name, value in self.inner.facts_dict().items()}
 
     def load_facts_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -96,7 +96,7 @@ class Shared(Slices):
 
     @property
     def provides(self) -> frozenset[str]:
-        """What the inner part says of what travels; of the rest the server knows nothing."""
+        """Capabilities of the inner part for what travels; of the rest the server knows nothing."""
         nothing = {"nothing"} if self.patterns == _NOTHING else set()
         return (self.inner.provides & {"stale", "narrows", "redraws"}) | {"remembers"} | nothing
 
@@ -107,7 +107,7 @@ class Shared(Slices):
             "slices",
             "redraws",
             False,
-            "slices=shared keeps a client's private layers, which inner=width with drawn=true would cut anew in every "
+            "slices=shared keeps a client's private layers, which inner=width with drawn=true would cut again in every "
             "round; leave drawn out.",
         )
         if self.patterns == _NOTHING:
@@ -152,7 +152,7 @@ class Shared(Slices):
         return self.inner.introduce(memory.inner, clients)
 
     def held(self, memory: SharedMemory, clients: Tensor) -> Tensor:
-        """What the inner part lets a client hold, private parameters included."""
+        """Return the values that the inner part lets a client hold, private parameters included."""
         return self.inner.held(memory.inner, clients)
 
     def hold(self, memory: SharedMemory, t: int, clients: Tensor) -> Slice:
@@ -195,7 +195,7 @@ class Shared(Slices):
         self.inner.leave(state.inner, clients, facts)
 
     def requested(self, state: SharedState, t: int, clients: Tensor, request: Body) -> Slice:
-        """What the inner part lets a client hold."""
+        """Return the values that the inner part lets a client hold."""
         return self.inner.requested(state.inner, t, clients, request)
 
     def down(self, state: SharedState, t: int, clients: Tensor, hold: Slice) -> Slice:

@@ -31,7 +31,7 @@ _CLASSES = "classes"
 
 
 class WidthMemory(NarrowMemory):
-    """Which networks lie within which, and who has samples of which classes, if that is asked for."""
+    """The networks of clients, which lie within each other, and their classes, if those are asked for."""
 
     def __init__(self, run: ClientRun, place: str, networks: Networks, own_labels: bool):
         super().__init__(run, place, networks)

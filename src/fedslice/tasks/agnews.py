@@ -1,4 +1,4 @@
-"""Kinds of news, AG News, with fastText (S4, 4.1), or generated articles like them."""
+"""Kinds of news, AG News, with fastText (FLSS, 4.1), or generated articles like them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amazon Electronics click prediction with DIN (S0, section 5.1)."""
+"""Amazon Electronics click prediction with DIN (FedSubAvg, section 5.1)."""
 
 from __future__ import annotations
 

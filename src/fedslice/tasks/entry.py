@@ -1,4 +1,4 @@
-"""What the table of tasks says about each: how it is built, its options, the data it needs, its usual settings."""
+"""An entry of the table of tasks: how a task is built, its options, its data, its default settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S0's example 1: two weights, of which one concerns a single client. No data needed; every step has a closed form."""
+"""FedSubAvg's example 1: two weights, of which one concerns a single client. Every step has a closed form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def itself(output: Tensor, label: Tensor) -> Tensor:  # noqa: ARG001
 
 
 def example1(clients: int = 100) -> Task:
-    """f_1 = w1² + w2² and f_i = w2² for everyone else (S0, section 3.1, without the constants of the noise).
+    """f_1 = w1² + w2² and f_i = w2² for everyone else (FedSubAvg, section 3.1, without the constants of the noise).
 
     Each client has one sample, so that weights by samples are no weights. Row 0 of the table is w1, row 1 is w2.
     """
@@ -58,7 +58,7 @@ def example1(clients: int = 100) -> Task:
         itself,
         tables={"w": "weight"},
         name="example1",
-        source=f"S0, example 1, {clients:,} clients",
+        source=f"FedSubAvg, example 1, {clients:,} clients",
     )
 
 

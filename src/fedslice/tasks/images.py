@@ -1,4 +1,4 @@
-"""Image classification on the sets of S3 (section 6.1) and S4 (section 4.1), or on generated pictures like them."""
+"""Image classification on the sets of FedDD (section 6.1) and FLSS (section 4.1), or on generated pictures."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class ImageOptions(SpreadOptions):
 
 
 class MnistOptions(ImageOptions):
-    """S3 trains the MLP on MNIST (table 2)."""
+    """FedDD trains the MLP on MNIST (table 2)."""
 
     model: str = "mlp"
 
 
 class FmnistOptions(ImageOptions):
-    """S3 trains CNN1 on Fashion-MNIST (table 2)."""
+    """FedDD trains CNN1 on Fashion-MNIST (table 2)."""
 
     model: str = "cnn1"
 
 
 class CifarOptions(ImageOptions):
-    """S3 trains CNN2 and the sub-models of tables 3 and 6 on CIFAR-10."""
+    """FedDD trains CNN2 and the sub-models of tables 3 and 6 on CIFAR-10."""
 
     model: str = "cnn2"
 
 
 class S4Options(ImageOptions):
-    """S4 trains FedAvg's CNN, or a ResNet, at 20 clients."""
+    """FLSS trains FedAvg's CNN, or a ResNet, at 20 clients."""
 
     clients: Size = 20
     model: str = "fedavgcnn"
@@ -164,10 +164,10 @@ def _generate(kind: Kind, options: ImageOptions) -> tuple[Images, int]:
     return made.take(np.roll(np.arange(len(made)), -test)), train
 
 
-# S3 gives the epochs (table 4) but neither rate nor batch size; these are common ones.
+# FedDD gives the epochs (table 4) but neither rate nor batch size; these are common ones.
 _S3 = {"cohort": 10, "lr": 0.01, "batch_size": 32}
 S4_SETTINGS = {"cohort": 20, "lr": 0.01, "batch_size": 128, "epochs": 5}
-"""All 20 clients take part in each of 400 rounds (S4, 4.1)."""
+"""All 20 clients take part in each of 400 rounds (FLSS, 4.1)."""
 
 
 def _entry(kind: Kind, options: type[ImageOptions], rounds: int, settings: dict[str, float]) -> Entry:

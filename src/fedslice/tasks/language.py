@@ -1,4 +1,4 @@
-"""What the sentiment tasks share: options, word vectors and the two-layer LSTM (S0, section 5.1)."""
+"""Shared by the sentiment tasks: options, word vectors and the two-layer LSTM (FedSubAvg, section 5.1)."""
 
 from __future__ import annotations
 

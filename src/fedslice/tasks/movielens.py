@@ -1,4 +1,4 @@
-"""MovieLens rating classification with logistic regression (S0, section 5.1)."""
+"""MovieLens rating classification with logistic regression (FedSubAvg, section 5.1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDS = "the official ml-1m.zip, or its folder"
 
 
 class MovieLensOptions(Options):
-    """Which of the two official sets, and the seed of the split into training and test samples."""
+    """Options: which of the two official sets, and the seed of the split into training and test samples."""
 
     variant: Literal["1m", "100k"] = "1m"
     data_seed: Seed = 0

@@ -1,4 +1,4 @@
-"""Sentiment of RentTheRunway's reviews: real texts of known users for the LSTM of S0, section 5.1."""
+"""Sentiment of RentTheRunway's reviews: real texts of known users for the LSTM of FedSubAvg, section 5.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentiment of tweets, Sentiment140, with an LSTM (S0, section 5.1)."""
+"""Sentiment of tweets, Sentiment140, with an LSTM (FedSubAvg, section 5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks share whose sets know no clients: options, who gets which samples, and which of them are tested on."""
+"""Shared by tasks whose data have no clients: options, the partition, and the test samples."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SpreadOptions(Options):
     """``source`` is the official set if data are given and a generated one if not.
 
     With ``split=pfllib`` training and test samples are merged and spread, and a quarter of each client's is held out;
-    the global model is tested on all of these (S4, in the way of PFLlib). With ``partition=shards`` clients have
+    the global model is tested on all of these (FLSS, in the way of PFLlib). With ``partition=shards`` clients have
     training samples of a few classes and the official test samples of these classes, divided among those who have them
-    (S2's published code, with 50 clients). Else the official test samples belong to nobody.
+    (FDRL's published code, with 50 clients). Else the official test samples belong to nobody.
     """
 
     source: Literal["official", "generated"] | None = None
@@ -63,7 +63,7 @@ def generated(name: str, options: SpreadOptions, data: Path | None) -> bool:
 
 
 def counts(options: SpreadOptions, samples: tuple[int, int]) -> tuple[int, int]:
-    """Of so many training and test samples, how many a generated set has: what is merged counts as for training."""
+    """Return the numbers of training and test samples of a generated set; merged ones count as training samples."""
     train, test = (sum(samples), 0) if options.split == "pfllib" else samples
     return options.train or train, test
 

@@ -1,4 +1,4 @@
-"""Click prediction at the size of Alibaba's data, DIN with categories (S0, section 5.1): generated, or Taobao's log."""
+"""Click prediction at the size of Alibaba's data, DIN with categories (FedSubAvg, 5.1): generated, or Taobao's log."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _log(options: TaobaoOptions, data: Path | None) -> tuple[taobao.Clicks, str]
 
 
 def windows(log: taobao.Clicks, most: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where, among all clicks in the log, the last ``most`` clicks of a sample's user before it begin; how many."""
+    """Return the start among all clicks, and the number, of a user's last ``most`` clicks before each sample."""
     before = np.cumsum(log.label, dtype=np.int32) - log.label
     first = np.flatnonzero(np.diff(log.user, prepend=0))  # the first sample of each user
     own = before - np.repeat(before[first], np.diff(first, append=len(log)))

@@ -1,4 +1,4 @@
-"""Whose messages the server expects, and whom it has answered.
+"""Clients whose messages the server expects, and clients that it has answered.
 
 Clients stay tensors here, and are listed one by one only when somebody asks for one of them: where messages are bytes.
 In a simulation nobody asks, however many clients there are.

@@ -20,9 +20,9 @@ from fedslice.datasets import lines, packed
 Vector = NDArray[np.float64]
 
 PRESETS: dict[str, dict[str, tuple[float, float]]] = {
-    # S3, table 4
+    # FedDD, table 4
     "feddd": {"speed": (1e9, 1e10), "cycles": (1e6, 1e7), "uplink": (1e3, 5e3), "downlink": (4e4, 2e5)},
-    # S3, equations 8 and 10. The paper gives no numbers: those of the radio are ours, and keep rates within table 4's.
+    # FedDD, equations 8 and 10. The paper gives no numbers: those of the radio are ours, with rates as in table 4.
     "feddd-radio": {
         "speed": (1e9, 1e10),
         "cycles": (1e6, 1e7),
@@ -125,7 +125,7 @@ class Devices:
     def seconds(self, clients: ArrayLike, samples: ArrayLike, up_bytes: ArrayLike, down_bytes: ArrayLike) -> Vector:
         """Return t_d + t_cmp + t_u of the given clients; a round lasts as long as the longest of them (equation 12).
 
-        ``samples`` are all that a client processes in the round: E·m_n for E passes, where S3 writes b_n for one.
+        ``samples`` are all that a client processes in the round: E·m_n for E passes, where FedDD writes b_n for one.
         The parts add up: with no samples it is the time of communication, with no bytes that of training.
         """
         who = np.asarray(clients)

@@ -1,4 +1,4 @@
-"""What a recipe makes a client reveal: the fields of the messages that a few clients and the server really make."""
+"""Everything that a recipe makes a client reveal, from messages that a few clients and the server really make."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ _Page = dict[tuple[str, str], _Seen]  # by message and field
 
 
 class _Book(Listener):
-    """What messages have in their fields, and in their headers."""
+    """A record of the fields and headers of messages."""
 
     def __init__(self) -> None:
         self.framing: list[Tensor] = []
@@ -193,7 +193,7 @@ class _Book(Listener):
 
 
 def _compared(first: _Page, later: _Page) -> list[Revealed]:
-    """What is alike in two rounds, and then what is not."""
+    """Rows that are alike in two rounds, then those that differ."""
     alike = [key for key in first if key in later and first[key].overlaps(later[key])]
     apart = [
         seen.row(when)

@@ -21,7 +21,7 @@ def _names(value: Any) -> list[Any]:
 
 
 class ExperimentSettings(BaseModel):
-    """How long a task is trained, how often it is evaluated, and how it is computed.
+    """Settings of training: its length, its evaluations, and its computation.
 
     A field's ``metavar`` and ``usual`` say how the command line shows it.
     """

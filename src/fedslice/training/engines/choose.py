@@ -40,7 +40,7 @@ ENGINES: dict[str, type[Vectorized] | type[Sequential]] = {"vectorized": Vectori
 # Measured on encoders of transformers, batches of 5 and 32: vectorising wins up to sixfold at 16 units, the engines tie
 # at 64, sequential wins up to twofold at 128.
 _OPERATION_SECONDS = 10e-6
-_CONVOLUTION = 10  # operations: its kernel is prepared anew for each call
+_CONVOLUTION = 10  # operations: its kernel is prepared again for each call
 _LOOPED = 1.25  # operations: that vmap takes a client's values out for it, and puts them back
 _BYTES_PER_SECOND = 2e9
 _MOVED_BYTES_PER_SECOND = 1e10

@@ -1,7 +1,7 @@
 """Memory that is freed stays with the process.
 
 Every step of training frees its gradients and asks for as much again. glibc hands blocks of such a size back to the
-system each time, and the system clears every page before it gives them out anew: up to a tenth of a round.
+system each time, and the system clears every page before it gives them out again: up to a tenth of a round.
 """
 
 import ctypes

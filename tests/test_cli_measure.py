@@ -91,5 +91,6 @@ def test_reproduce_prints_papers_figure_2() -> None:
     cells = json.loads(done.out)["rows"][0]["cells"]
     assert [cell["verdict"] for cell in cells] == ["holds"] * 4
     assert max(cell["max_error"] for cell in cells) <= 1e-12
+    assert json.loads(fedslice("reproduce", "S0/fig2", "--json").out)["exhibit"] == "fedsubavg/fig2", "by a former name"
     assert "| fedsubavg lr=0.5 |" in fedslice("reproduce", "fedsubavg/fig2", "--markdown").out
     assert "largest distance to the closed form" in fedslice("reproduce", "fedsubavg/fig2").out

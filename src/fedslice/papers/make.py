@@ -13,7 +13,7 @@ from fedslice import tasks
 from fedslice.core.errors import UserError, unknown
 from fedslice.papers import compression, counts, example, figures, spectrum, training, words
 from fedslice.papers.exhibits import Exhibit, Kind, Setup
-from fedslice.papers.files import load
+from fedslice.papers.files import load, present
 from fedslice.papers.jobs import Order
 from fedslice.papers.workers import cores
 
@@ -51,6 +51,7 @@ def reproduce(
     ``jobs`` runs go on at once, by default one per core; ``scale`` shortens them. ``only`` names tasks, or setups of
     them, and ``recipes`` methods: the rest of the exhibit is left out, if any are named.
     """
+    exhibit = present(exhibit)
     found, setups = load(exhibit)
     if seeds < 1:
         raise UserError(f"seeds={seeds}; give 1 or more.")

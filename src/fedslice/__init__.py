@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
+    from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, SecAgg, Sign, StreamingSubspace, TopK
     from fedslice.combine import Combine, Coverage, HeatCorrected, Mean
     from fedslice.core.errors import UserError
     from fedslice.data import partition
@@ -102,6 +102,7 @@ __all__ = [
     "Sampler",
     "Scaffold",
     "ScaffoldApprox",
+    "SecAgg",
     "Select",
     "Server",
     "ServerAdagrad",
@@ -165,7 +166,18 @@ _MODULES = {
         "Scaffold",
         "Term",
     ),
-    "fedslice.codecs": ("LBGM", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"),
+    "fedslice.codecs": (
+        "LBGM",
+        "STC",
+        "Codec",
+        "Dense",
+        "FetchSGD",
+        "Quantize",
+        "SecAgg",
+        "Sign",
+        "StreamingSubspace",
+        "TopK",
+    ),
     "fedslice.combine": ("Combine", "Coverage", "HeatCorrected", "Mean", "Median", "Robust", "TrimmedMean", "Weighted"),
     "fedslice.server": (
         "Drift",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedslice.api import compare, load, run
-    from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, Sign, StreamingSubspace, TopK
+    from fedslice.codecs import LBGM, STC, Codec, Dense, FetchSGD, Quantize, SecAgg, Sign, StreamingSubspace, TopK
     from fedslice.combine import Combine, Coverage, HeatCorrected, Mean
     from fedslice.core.errors import UserError
     from fedslice.data import partition
@@ -121,6 +121,7 @@ __all__ = [
     "Scaffold",
     "ScaffoldApprox",
     "Schedule",
+    "SecAgg",
     "Select",
     "Server",
     "ServerAdagrad",
@@ -200,7 +201,18 @@ _MODULES = {
         "Schedule",
         "Term",
     ),
-    "fedslice.codecs": ("LBGM", "STC", "Codec", "Dense", "FetchSGD", "Quantize", "Sign", "StreamingSubspace", "TopK"),
+    "fedslice.codecs": (
+        "LBGM",
+        "STC",
+        "Codec",
+        "Dense",
+        "FetchSGD",
+        "Quantize",
+        "SecAgg",
+        "Sign",
+        "StreamingSubspace",
+        "TopK",
+    ),
     "fedslice.combine": ("Combine", "Coverage", "HeatCorrected", "Mean", "Median", "Robust", "TrimmedMean", "Weighted"),
     "fedslice.server": (
         "Drift",

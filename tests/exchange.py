@@ -13,8 +13,9 @@ from fedslice.codecs import Codec
 from fedslice.codecs.basis import with_directions
 from fedslice.codecs.catchup import COPY, STEPS, recalled
 from fedslice.codecs.subspace import BASIS
+from fedslice.core.header import Header, Kind, open_message
 from fedslice.core.memory import ClientMemories
-from fedslice.core.message import Body, Header, Kind, Message, open_message, unpack
+from fedslice.core.message import Body, Message, unpack
 from fedslice.core.part import ClientRun, ServerRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec

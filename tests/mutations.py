@@ -24,7 +24,8 @@ import torch
 
 import fedslice as fs
 from fedslice.core.errors import Refused
-from fedslice.core.message import HEADER_BYTES, Kind, Message, open_message, unpack
+from fedslice.core.header import HEADER_BYTES, Kind, open_message
+from fedslice.core.message import Message, unpack
 from fedslice.data.federation import Federation
 from fedslice.recipe import Recipe
 from fedslice.training import schema

@@ -17,7 +17,8 @@ from fedslice.combine import Accumulator, Coverage, HeatCorrected
 from fedslice.core.encodings import Ids
 from fedslice.core.entries import OnSlice, View
 from fedslice.core.errors import Refused, UserError
-from fedslice.core.message import HEADER_BYTES, Body, Field, Header, Kind, Message, open_message, unpack
+from fedslice.core.header import HEADER_BYTES, Header, Kind, open_message
+from fedslice.core.message import Body, Field, Message, unpack
 from fedslice.core.slice import Axis, Slice
 from fedslice.core.update import Update
 from fedslice.local import Scaffold

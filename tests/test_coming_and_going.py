@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedslice as fs
 from fedslice.core.entries import View
-from fedslice.core.message import Kind
+from fedslice.core.header import Kind
 from fedslice.training.rounds import Phase, play_round
 from mutations import Device
 from test_hostile import Town, patched

@@ -15,7 +15,8 @@ import torch
 import fedslice as fs
 from fedslice.core.encodings import _to_bits
 from fedslice.core.errors import Refused, UserError
-from fedslice.core.message import HEADER, HEADER_BYTES, Kind, Message
+from fedslice.core.header import HEADER, HEADER_BYTES, Kind
+from fedslice.core.message import Message
 from fedslice.select.base import Cohort
 from fedslice.training.events import Listener, Refusal
 from fedslice.training.ledger import Ledger

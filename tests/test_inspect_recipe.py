@@ -8,7 +8,7 @@ import torch
 
 from command import TINY, fedslice
 from fedslice.core.encodings import Bits, Counts, Floats, Ids, Places
-from fedslice.core.message import HEADER, HEADER_BYTES
+from fedslice.core.header import HEADER, HEADER_BYTES
 from fedslice.recipes import RECIPES
 from fedslice.training.devices import Devices
 from fedslice.training.experiment import Experiment

@@ -12,17 +12,8 @@ from exchange import Waiting
 from fedslice.core.encodings import Bits, Floats, Ids
 from fedslice.core.entries import Maybe, OnSlice
 from fedslice.core.errors import Refused
-from fedslice.core.message import (
-    HEADER_BYTES,
-    Body,
-    Field,
-    Fields,
-    Header,
-    Kind,
-    Message,
-    open_message,
-    unpack,
-)
+from fedslice.core.header import HEADER_BYTES, Header, Kind, open_message
+from fedslice.core.message import Body, Field, Fields, Message, unpack
 from fedslice.core.slice import Axis, Slice
 from fedslice.recipes import RECIPES, get
 from fedslice.training.experiment import Experiment

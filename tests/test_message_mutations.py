@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from fedslice.core.message import HEADER_BYTES, Kind
+from fedslice.core.header import HEADER_BYTES, Kind
 from mutations import _HEAD, CASES, ROOM, Counts, Scene, count, little_room
 from toys import double
 
@@ -29,7 +29,7 @@ def test_a_mutated_message_is_refused_or_harmless(name: str) -> None:
     with double(), warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         scene = Scene(CASES[name])
-        assert {target.kind for target in scene.targets} == set(Kind)
+        assert {target.kind for target in scene.targets} == set(Kind) - {Kind.SUM, Kind.PART}  # test_mutated_sums has these
         with little_room():
             for target in scene.targets:
                 count(scene, target, MUTANTS, chance, counts, name, thorough=0.2)

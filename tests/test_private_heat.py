@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import fedslice as fs
 from fedslice.combine import HeatCorrected
 from fedslice.core.errors import Refused, UserError
-from fedslice.core.message import Kind, Message, open_message
+from fedslice.core.header import Kind, open_message
+from fedslice.core.message import Message
 from fedslice.data.federation import Federation
 from fedslice.privacy.heat import RandomizedHeat
 from fedslice.recipe import Recipe

@@ -12,7 +12,8 @@ from rich.console import Console
 from command import fedslice
 from fedslice.config import resolve
 from fedslice.core.errors import UserError
-from fedslice.core.message import Kind, Message
+from fedslice.core.header import Kind
+from fedslice.core.message import Message
 from fedslice.papers import files, show, verdicts, workers
 from fedslice.papers.compression import words_since
 from fedslice.papers.exhibits import Cell, Claim, Exhibit, Line, Setup, Training

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedslice.codecs import Codec, SecAgg
 from fedslice.core.errors import RunWarning, UserError
-from fedslice.core.message import Kind, Message
+from fedslice.core.header import Kind
+from fedslice.core.message import Message
 from fedslice.recipe import Recipe, default
 from fedslice.recipes import RECIPES
 from fedslice.training.events import Listener

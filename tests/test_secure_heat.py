@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedslice.core.message import Kind, Message
+from fedslice.core.header import Kind
+from fedslice.core.message import Message
 from fedslice.recipe import Recipe
 from fedslice.recipes import RECIPES
 from fedslice.training.events import Listener

@@ -13,7 +13,8 @@ from fedslice.combine import Coverage, HeatCorrected
 from fedslice.config import assignments
 from fedslice.core.errors import UserError
 from fedslice.core.fields import VALUES
-from fedslice.core.message import HEADER_BYTES, Field, Message
+from fedslice.core.header import HEADER_BYTES
+from fedslice.core.message import Field, Message
 from fedslice.core.slice import Slice, Values
 from fedslice.models.discriminative import Discriminative
 from fedslice.recipe import Recipe

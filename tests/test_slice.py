@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedslice.core.encodings import Ids
-from fedslice.core.message import Field, Header, Kind, Message
+from fedslice.core.header import Header, Kind
+from fedslice.core.message import Field, Message
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.recipe import Recipe
 from fedslice.select import Everyone

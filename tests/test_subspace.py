@@ -15,7 +15,8 @@ from fedslice.codecs.basis import Basis, mixed, project, with_directions
 from fedslice.codecs.subspace import Subspace
 from fedslice.core.entries import OnSlice, View
 from fedslice.core.errors import UserError
-from fedslice.core.message import Header, Kind, Message
+from fedslice.core.header import Header, Kind
+from fedslice.core.message import Message
 from fedslice.core.part import Round
 from fedslice.core.slice import Slice, Values
 from fedslice.core.update import RowDelta, Step, Update, flatten

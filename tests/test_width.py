@@ -18,7 +18,8 @@ from fedslice.combine import Coverage
 from fedslice.core.encodings import Floats, Ids
 from fedslice.core.entries import OnSlice
 from fedslice.core.errors import Refused, UserError
-from fedslice.core.message import HEADER_BYTES, Field, Fields, Header, Kind, Message, open_message, unpack
+from fedslice.core.header import HEADER_BYTES, Header, Kind, open_message
+from fedslice.core.message import Field, Fields, Message, unpack
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.data.federation import Federation
 from fedslice.models.images import ImageClassifier

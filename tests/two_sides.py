@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import fedslice as fs
 from fedslice.codecs import StreamingSubspace
 from fedslice.combine import Coverage, HeatCorrected, Mean, Median, TrimmedMean
-from fedslice.core.message import Kind, Message, open_message
+from fedslice.core.header import Kind, open_message
+from fedslice.core.message import Message
 from fedslice.core.spec import Spec
 from fedslice.data.federation import Federation
 from fedslice.data.ragged import Ragged

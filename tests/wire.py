@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import fedslice as fs
-from fedslice.core.message import Kind, Message
+from fedslice.core.header import Kind
+from fedslice.core.message import Message
 from fedslice.core.part import Round
 from fedslice.data.federation import Federation
 from fedslice.data.ragged import Ragged, ranges

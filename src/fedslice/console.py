@@ -325,7 +325,7 @@ def reveal_tables(found: Document) -> Shown:
 
 
 def privacy_tables(found: Document) -> Shown:
-    """What the server learns of a client under each choice, and the bytes of one client's messages."""
+    """Return tables of what the server learns of a client under each choice, and the bytes of one client's messages."""
     parts: Shown = [Text(f"what the server of {found['task']} learns of a client with {found['recipe']}"), Text()]
     for choice in found["choices"]:
         settings = " ".join(f"{name}={given}" for name, given in choice["settings"].items())

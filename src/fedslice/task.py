@@ -287,7 +287,7 @@ class Task:
             )
 
     def _check_buffers(self) -> None:
-        """What training changes beside the parameters must be known, or clients would hand it on to one another."""
+        """Refuse buffers that training changes and nobody averages, or clients would hand them on to one another."""
         index = torch.arange(2, device=self.federation.train.offsets.device) % len(self.federation.train)
         features, _ = self.federation.train.batch(index)
         then = {name: value.clone() for name, value in self.module.named_buffers()}

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedslice.core.encodings import Floats
 from fedslice.core.entries import OnSlice, View, merged, per_client
 from fedslice.core.fields import VALUES, value_fields, value_names
-from fedslice.core.message import Body, Field, Fields, Header
+from fedslice.core.header import Header
+from fedslice.core.message import Body, Field, Fields
 from fedslice.core.part import Part
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec

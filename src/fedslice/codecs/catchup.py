@@ -13,8 +13,9 @@ from fedslice.codecs.log import NOTHING, Coded, StepForm, StepLog
 from fedslice.core.entries import Maybe, OnSlice, View, merged
 from fedslice.core.errors import Refused
 from fedslice.core.fields import VALUES, value_fields
+from fedslice.core.header import Header
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Fields, Header, size_fields
+from fedslice.core.message import Body, Fields, size_fields
 from fedslice.core.part import Round, ServerRun, State
 from fedslice.core.slice import Axes, Slice, Values
 from fedslice.core.spec import Spec

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedslice.codecs.base import Codec
 from fedslice.core.entries import merged
 from fedslice.core.fields import value_fields, value_names
-from fedslice.core.message import Body, Fields, Header
+from fedslice.core.header import Header
+from fedslice.core.message import Body, Fields
 from fedslice.core.slice import Slice
 from fedslice.core.spec import Spec
 from fedslice.core.update import Update

@@ -9,8 +9,9 @@ from typing import Any
 from fedslice.codecs import memory as memories
 from fedslice.codecs.base import Codec
 from fedslice.core.capabilities import Rule, once_a_round
+from fedslice.core.header import Header
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Header
+from fedslice.core.message import Body
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec

@@ -24,7 +24,8 @@ from fedslice.core.capabilities import Rule
 from fedslice.core.encodings import Floats
 from fedslice.core.entries import OnSlice, as_tensor, on_slice
 from fedslice.core.errors import Refused
-from fedslice.core.message import Body, Fields, Header
+from fedslice.core.header import Header
+from fedslice.core.message import Body, Fields
 from fedslice.core.message import Field as MessageField
 from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Line, Slice, Values

@@ -14,8 +14,9 @@ from fedslice.codecs.base import Codec
 from fedslice.core.capabilities import Rule, once_a_round
 from fedslice.core.encodings import Bits, Floats
 from fedslice.core.entries import OnSlice, as_tensor, on_slice, per_client
+from fedslice.core.header import Header
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Fields, Header
+from fedslice.core.message import Body, Fields
 from fedslice.core.message import Field as MessageField
 from fedslice.core.part import ClientRun, ServerRun, State
 from fedslice.core.slice import Slice, Values

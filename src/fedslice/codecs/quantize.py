@@ -15,8 +15,9 @@ from fedslice.codecs.base import Codec, scales
 from fedslice.core import rng
 from fedslice.core.encodings import Bits
 from fedslice.core.entries import OnSlice, as_tensor, on_slice, per_client
+from fedslice.core.header import Header
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Fields, Header
+from fedslice.core.message import Body, Fields
 from fedslice.core.message import Field as MessageField
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Slice

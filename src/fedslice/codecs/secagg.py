@@ -19,8 +19,9 @@ from fedslice.codecs.base import Codec
 from fedslice.codecs.dense import Dense
 from fedslice.core.capabilities import Rule, once_a_round
 from fedslice.core.entries import View
+from fedslice.core.header import Header
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Field, Fields, Header
+from fedslice.core.message import Body, Field, Fields
 from fedslice.core.part import ClientRun, Positive, Round, ServerRun, State
 from fedslice.core.slice import Slice, Values
 from fedslice.core.spec import Spec

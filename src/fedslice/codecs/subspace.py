@@ -23,8 +23,9 @@ from fedslice.core.encodings import Floats
 from fedslice.core.entries import Maybe, OnSlice, View, as_tensor
 from fedslice.core.errors import Refused, UserError
 from fedslice.core.fields import VALUES, named, value_fields
+from fedslice.core.header import Header
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Fields, Header
+from fedslice.core.message import Body, Fields
 from fedslice.core.message import Field as MessageField
 from fedslice.core.part import ClientRun, Round, ServerRun
 from fedslice.core.slice import Slice, Values

@@ -1,4 +1,4 @@
-"""What the server learns under each choice of privacy, in plain words, with the bytes that a choice costs."""
+"""Knowledge of the server under each choice of privacy, in plain words, with the bytes that a choice costs."""
 
 from __future__ import annotations
 

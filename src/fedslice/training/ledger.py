@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedslice.core.message import HEADER_BYTES, Kind, Message
+from fedslice.core.header import HEADER_BYTES, Kind
+from fedslice.core.message import Message
 from fedslice.core.part import Round
 from fedslice.core.spec import Spec
 from fedslice.select.base import Cohort

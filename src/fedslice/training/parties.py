@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from fedslice import recipes
 from fedslice.core import statistics
 from fedslice.core.errors import Refused, UserError
-from fedslice.core.message import HEADER_BYTES, Header, Kind, Message, open_message, pack_fields, unpack
+from fedslice.core.header import HEADER_BYTES, Header, Kind, open_message
+from fedslice.core.message import Message, pack_fields, unpack
 from fedslice.core.part import Round
 from fedslice.core.spec import Spec, TableGroup
 from fedslice.data.federation import Federation

@@ -17,8 +17,9 @@ from fedslice.core import rng, statistics
 from fedslice.core.declared import check_declared
 from fedslice.core.entries import Maybe, OnSlice, View, empty, merged, per_client
 from fedslice.core.errors import Refused
+from fedslice.core.header import Header, Kind, open_message
 from fedslice.core.memory import NEVER, ClientMemories, Memory
-from fedslice.core.message import Body, Field, Fields, Header, Kind, Message, open_message, unpack
+from fedslice.core.message import Body, Field, Fields, Message, unpack
 from fedslice.core.part import ClientRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedslice.core.encodings import Ids, Places
-from fedslice.core.message import HEADER, HEADER_BYTES, AnyField, Fields, Kind, Log, Message
+from fedslice.core.header import HEADER, HEADER_BYTES, Kind
+from fedslice.core.message import AnyField, Fields, Log, Message
 from fedslice.select.base import Cohort
 from fedslice.training import schema
 from fedslice.training.events import Listener, Taken, Trained

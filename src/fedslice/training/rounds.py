@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fedslice.core.message import Kind, Message
+from fedslice.core.header import Kind
+from fedslice.core.message import Message
 from fedslice.core.part import Round
 from fedslice.select.base import Cohort
 

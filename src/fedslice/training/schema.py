@@ -12,7 +12,8 @@ from fedslice.core.encodings import Counts, Floats, Ids
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import UserError
 from fedslice.core.fields import value_fields
-from fedslice.core.message import AnyField, Body, Field, Fields, Header, Log, Message, Opened, unpack
+from fedslice.core.header import Header, Opened
+from fedslice.core.message import AnyField, Body, Field, Fields, Log, Message, unpack
 from fedslice.core.slice import Axis, Slice
 from fedslice.core.spec import Spec
 

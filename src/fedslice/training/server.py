@@ -15,8 +15,9 @@ from fedslice.combine import Accumulator, Total
 from fedslice.core import statistics
 from fedslice.core.entries import Maybe, View
 from fedslice.core.errors import Refused
+from fedslice.core.header import Header, Kind, Opened, open_message
 from fedslice.core.memory import NEVER
-from fedslice.core.message import Body, Fields, Header, Kind, Message, Opened, open_message
+from fedslice.core.message import Body, Fields, Message
 from fedslice.core.part import Round, ServerRun
 from fedslice.core.slice import Axis, Slice, Values
 from fedslice.core.spec import Spec

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedslice.core.errors import Refused, UserError
+from fedslice.core.header import Header, Kind, Opened
 from fedslice.core.memory import Memory
-from fedslice.core.message import Body, Field, Header, Kind, Message, Opened, unpack
+from fedslice.core.message import Body, Field, Message, unpack
 from fedslice.core.part import ClientRun
 from fedslice.privacy.draws import Draw, hidden_bits
 from fedslice.privacy.encoding import to_entries

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedslice.core.errors import Refused
-from fedslice.core.message import Body, Fields, Header
+from fedslice.core.header import Header
+from fedslice.core.message import Body, Fields
 from fedslice.privacy.encoding import to_elements
 from fedslice.privacy.ring import Elements
 from fedslice.privacy.secagg import messages

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedslice.core.errors import Refused
-from fedslice.core.message import Kind, Message, unpack
+from fedslice.core.header import Kind
+from fedslice.core.message import Message, unpack
 from fedslice.privacy.ring import Elements
 from fedslice.privacy.secagg.messages import Aborted
 from fedslice.select.base import Cohort
@@ -23,7 +24,7 @@ from fedslice.training.sum_server import SecureSum
 from fedslice.training.sums import LEAST, Purpose
 
 if TYPE_CHECKING:
-    from fedslice.core.message import Opened
+    from fedslice.core.header import Opened
     from fedslice.training.server import Server
 
 NOBODY = -1  # the sender of what is nobody's fault

@@ -163,7 +163,7 @@ class Stepwise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         state = x.new_zeros(len(x), 8)
-        for number in x.unbind(1):
+        for number in (*x.unbind(1), *x.unbind(1)):
             state = self.cell(number[:, None], state)
         found: Tensor = self.head(state)
         return found
@@ -223,7 +223,7 @@ def test_vectorised_operations_do_not_grow_with_the_clients(family: str) -> None
 def test_operations_that_vmap_runs_client_by_client_are_seen() -> None:
     experiment = Experiment(classifier(Stepwise()), recipes.get("fedavg", cohort=3), rounds=1)
     one, two, four = operations(experiment)
-    assert (four - two) / 2 > 0.75 * one  # the rest are steps, which all clients take together
+    assert (four - two) / 2 > 0.8 * one
     assert experiment.engine.reason.startswith("operations that vmap runs client by client")
     assert not experiment.engine.forced
 

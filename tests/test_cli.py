@@ -116,7 +116,7 @@ def test_list_as_a_process(tmp_path: Path) -> None:
         "set": {"slices": "feature-rows", "combine": "heat"},
     }
     settings = {(row["place"], row["part"]): row["settings"] for row in document["parts"]}
-    assert settings["combine", "heat"] == ["weights", "estimator", "max_coef"]
+    assert settings["combine", "heat"] == ["weights", "estimator", "max_coef", "heat_source", "epsilon", "shrink"]
     assert {row["task"]: row["needs"] for row in document["tasks"]}["hotcold"] == "nothing: it is generated"
     assert done.err == ""
 

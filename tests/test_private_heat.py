@@ -48,7 +48,7 @@ def with_heat(heat: list[int], repeats: list[int] | None = None) -> Task:
 
 
 def recipe(**settings: Any) -> Recipe:
-    return Recipe(combine=HeatCorrected(source="randomized-response", **settings))
+    return Recipe(combine=HeatCorrected(heat_source="randomized-response", **settings))
 
 
 def enrolled(task: Task, recipe: Recipe, secret: int, wire: bool = False) -> Server:
@@ -102,7 +102,7 @@ def test_a_large_epsilon_is_the_exact_correction() -> None:
     task = recommender()
     base = RECIPES["fedsubavg"].with_options({"lr": 0.05, "iterations": 2, "batch_size": 4, "cohort": 3})
     for weights in ("uniform", "samples"):
-        honest = base.with_options({"source": "randomized-response", "epsilon": 40.0, "shrink": 0.0})
+        honest = base.with_options({"heat_source": "randomized-response", "epsilon": 40.0, "shrink": 0.0})
         pair = (run(task, one.with_options({"weights": weights}), rounds=3).model for one in (base, honest))
         for before, after in zip(*(model.values() for model in pair), strict=True):
             assert torch.allclose(before, after, rtol=1e-6, atol=1e-9)
@@ -203,6 +203,6 @@ def test_two_sides_with_other_chances_do_not_talk(tmp_path: Path) -> None:
 
 def test_an_epsilon_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="epsilon"):
-        Recipe(combine=HeatCorrected()).with_options({"source": "randomized-response", "epsilon": 0})
-    with pytest.raises(UserError, match="source"):
-        Recipe(combine=HeatCorrected()).with_options({"source": "guess"})
+        Recipe(combine=HeatCorrected()).with_options({"heat_source": "randomized-response", "epsilon": 0})
+    with pytest.raises(UserError, match="heat_source"):
+        Recipe(combine=HeatCorrected()).with_options({"heat_source": "guess"})

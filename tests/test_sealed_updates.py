@@ -262,7 +262,7 @@ def test_a_cohort_of_two_is_not_summed_and_the_run_says_so() -> None:
 def test_a_client_takes_no_part_in_a_sum_that_is_none(size: int, own: int, scale: float) -> None:
     """Too few others, too many to be true, no place of its own, or a sum that fits no ring."""
     _, _, population = played(sealed(RECIPES["fedavg"].with_options(EVERYONE)), True)
-    tallied = population.spec.recipe.with_options({"combine": "heat", "source": "secure-sum"})
+    tallied = population.spec.recipe.with_options({"combine": "heat", "heat_source": "secure-sum"})
     other = Population(spec_of(population.task, tallied, 0, 1), population.task, masked=True)
     head = other._head(Kind.SUM, 1, torch.tensor([0]), layout=place(Purpose.TALLIES, Step.KEYS))
     body = {

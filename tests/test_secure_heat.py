@@ -26,7 +26,7 @@ HEAT = [1 + m % 7 for m in range(ROWS)]
 
 
 def recipe(source: str = "secure-sum", **settings: Any) -> Recipe:
-    return RECIPES["fedsubavg"].with_options({"slices": "whole", "source": source, **settings})
+    return RECIPES["fedsubavg"].with_options({"slices": "whole", "heat_source": source, **settings})
 
 
 class _Heard(Listener):
@@ -143,7 +143,7 @@ def test_the_server_is_told_no_clients_rows() -> None:
 def test_training_is_that_with_exact_heat() -> None:
     task = recommender()
     small = {"lr": 0.05, "iterations": 2, "batch_size": 4, "cohort": 3}
-    recipes = [RECIPES["fedsubavg"].with_options({**small, "source": s}) for s in ("exact", "secure-sum")]
+    recipes = [RECIPES["fedsubavg"].with_options({**small, "heat_source": s}) for s in ("exact", "secure-sum")]
     runs = [run(task, method, rounds=3) for method in recipes]
     assert_same(runs[0].model, runs[1].model)
     assert runs[1].ledger.enrol["heat/item.weight"] > 0
@@ -163,7 +163,9 @@ def test_what_was_summed_survives_a_restart() -> None:
 
 def test_an_experiment_resumes_with_the_same_books() -> None:
     task = recommender()
-    method = RECIPES["fedsubavg"].with_options({"source": "secure-sum", "cohort": 3, "iterations": 2, "batch_size": 4})
+    method = RECIPES["fedsubavg"].with_options(
+        {"heat_source": "secure-sum", "cohort": 3, "iterations": 2, "batch_size": 4}
+    )
     whole = run(task, method, rounds=4)
     first = Experiment(task, method, rounds=4)
     for _ in range(2):

@@ -84,11 +84,11 @@ COMBINED |= {
     ),
     "randomized-heat": (
         recommender,
-        RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "randomized-response", "epsilon": 1.0, **SMALL}),
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "heat_source": "randomized-response", "epsilon": 1.0, **SMALL}),
     ),
     "summed-heat": (
         recommender,
-        RECIPES["fedsubavg"].with_options({"cohort": 6, "source": "secure-sum", **SMALL}),
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "heat_source": "secure-sum", **SMALL}),
     ),
     "secagg": (
         recommender,
@@ -96,7 +96,7 @@ COMBINED |= {
     ),
     "secagg-rows": (
         recommender,
-        RECIPES["fedsubavg"].with_options({"cohort": 6, "codec": "secagg", "source": "secure-sum", **SMALL}),
+        RECIPES["fedsubavg"].with_options({"cohort": 6, "codec": "secagg", "heat_source": "secure-sum", **SMALL}),
     ),
     "trimmed-mean": (
         pair,

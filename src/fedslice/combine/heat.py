@@ -54,7 +54,7 @@ class HeatCorrected(Weighted):
         estimator: ``ratio`` divides by the cohort's weight: bounded, slightly biased. ``horvitz-thompson`` divides by
             the expected weight: unbiased, with more variance.
         max_coef: Upper bound of the factor N/n_m; without it a row with a single holder is scaled by N.
-        source: How the server learns n_m when clients enrol. ``exact``: each names its rows. ``randomized-response``:
+        heat_source: How the server learns n_m when clients enrol. ``exact``: each names its rows. ``randomized-response``:
             each sends a bit per row that may be a lie, and the server estimates n_m from the sum (appendix F).
             ``secure-sum``: the server learns the sum over all clients that enrol together, three at least, and
             nobody's rows; a client that leaves stays counted.
@@ -68,7 +68,7 @@ class HeatCorrected(Weighted):
 
     estimator: Literal["ratio", "horvitz-thompson"] = "ratio"
     max_coef: Positive | None = None
-    source: Literal["exact", "secure-sum", "randomized-response"] = "exact"
+    heat_source: Literal["exact", "secure-sum", "randomized-response"] = "exact"
     epsilon: Epsilon = 2.0
     shrink: NonNegative = 1.0
 
@@ -78,9 +78,9 @@ class HeatCorrected(Weighted):
 
     def facts(self, spec: Spec) -> Fields:
         """The weight, and the rows of every group of tables or what stands for them."""
-        if self.source == "exact":
+        if self.heat_source == "exact":
             return {**super().facts(spec), **row_fields(spec)}
-        if self.source == "secure-sum":
+        if self.heat_source == "secure-sum":
             return super().facts(spec)
         lie = f"{self._answers.q:.3g} (epsilon = {self.epsilon:g})"
         return {
@@ -98,11 +98,11 @@ class HeatCorrected(Weighted):
     def introduce(self, memory: Any, clients: Tensor) -> Body:
         """Name the rows of each client's data, or answer for each row with a bit that may be a lie."""
         out = super().introduce(memory, clients)
-        if self.source == "secure-sum":
+        if self.heat_source == "secure-sum":
             return out
         for sets in memory.run.task.index_sets:
             axis = sets.axis(clients)
-            if self.source == "exact":
+            if self.heat_source == "exact":
                 out[row_name(sets.tables[0])] = axis
                 continue
             held = axis.flat.cpu().split(axis.counts.tolist())
@@ -115,11 +115,11 @@ class HeatCorrected(Weighted):
 
     def tallies(self, spec: Spec) -> Mapping[str, int]:
         """A number per row of every group of tables, if a secure sum counts them."""
-        return {heat_name(group.name): group.rows for group in spec.groups} if self.source == "secure-sum" else {}
+        return {heat_name(group.name): group.rows for group in spec.groups} if self.heat_source == "secure-sum" else {}
 
     def tally(self, memory: Any, client: int) -> Mapping[str, NDArray[np.int64]]:
         """The client's weight at its rows, and zeros elsewhere."""
-        if self.source != "secure-sum":
+        if self.heat_source != "secure-sum":
             return {}
         task, one, out = memory.run.task, torch.tensor([client]), {}
         weight = int(task.federation.train.sizes_of(one)) if self.weights == "samples" else 1
@@ -158,13 +158,13 @@ class HeatCorrected(Weighted):
         self._add(state, clients, facts, -1)
 
     def _add(self, state: Heat, clients: Tensor, facts: Body, sign: int) -> None:
-        if self.source == "secure-sum":
+        if self.heat_source == "secure-sum":
             return
         weights = torch.full((len(clients),), sign, dtype=torch.float64)
         if self.weights == "samples":
             weights *= facts["samples"][:, 0].cpu()
         for group, total in state.weight.items():
-            if self.source == "randomized-response":
+            if self.heat_source == "randomized-response":
                 total.add_(weights @ facts[bits_name(group)].cpu().double())
                 continue
             axis = facts[row_name(group)]  # every client's rows in one line: padding could be many times as long
@@ -174,7 +174,7 @@ class HeatCorrected(Weighted):
         """Return W_m of some rows of a group of tables, by default of all; n_m if all clients weigh the same."""
         weight = state.weight[group]
         own = weight if rows is None else weight.index_select(0, rows.cpu())
-        if self.source != "randomized-response":
+        if self.heat_source != "randomized-response":
             return own
         weights = self.weigh(state, state.run.enrolled.numbers())
         total, answers = float(weights.sum()), self._answers
@@ -186,7 +186,7 @@ class HeatCorrected(Weighted):
         """Return c_m of some rows of a table, by default of all; 1 where nobody enrolled with the row."""
         spec = state.run.spec
         own = self.heat(state, spec.tables[table].name, rows)
-        total = state.total if self.source == "secure-sum" else self.total_weight(state)
+        total = state.total if self.heat_source == "secure-sum" else self.total_weight(state)
         coef = own.new_tensor(total) / own  # a number by a tensor is inexact
         coef.nan_to_num_(nan=1.0, posinf=1.0)
         if self.max_coef is not None:

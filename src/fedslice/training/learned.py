@@ -13,13 +13,13 @@ from fedslice.training.reveal import FIRST, HEADERS, ONCE, Revealed, reveal
 # The choices, as settings that change a recipe; those that a recipe does not have are left out.
 CHOICES: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "heat from bits that may be lies": {"combine": "heat", "source": "randomized-response"},
-    "heat as a secure sum": {"combine": "heat", "source": "secure-sum"},
+    "heat from bits that may be lies": {"combine": "heat", "heat_source": "randomized-response"},
+    "heat as a secure sum": {"combine": "heat", "heat_source": "secure-sum"},
     "updates as secure sums": {"codec": "secagg"},
     "whole models, heat and updates as secure sums": {
         "slices": "whole",
         "combine": "heat",
-        "source": "secure-sum",
+        "heat_source": "secure-sum",
         "codec": "secagg",
     },
 }

@@ -54,10 +54,10 @@ class HeatCorrected(Weighted):
         estimator: ``ratio`` divides by the cohort's weight: bounded, slightly biased. ``horvitz-thompson`` divides by
             the expected weight: unbiased, with more variance.
         max_coef: Upper bound of the factor N/n_m; without it a row with a single holder is scaled by N.
-        heat_source: How the server learns n_m when clients enrol. ``exact``: each names its rows. ``randomized-response``:
-            each sends a bit per row that may be a lie, and the server estimates n_m from the sum (appendix F).
-            ``secure-sum``: the server learns the sum over all clients that enrol together, three at least, and
-            nobody's rows; a client that leaves stays counted.
+        heat_source: How the server learns n_m when clients enrol. ``exact``: each names its rows.
+            ``randomized-response``: each sends a bit per row that may be a lie, and the server estimates n_m from the
+            sum (appendix F). ``secure-sum``: the server learns the sum over all clients that enrol together, three at
+            least, and nobody's rows; a client that leaves stays counted.
         epsilon: Privacy loss per row with ``randomized-response``: a bit is e**epsilon times as likely to be true as to
             be a lie.
         shrink: With ``randomized-response``, standard deviations of the estimate that a row's heat counts as at least.

@@ -210,7 +210,7 @@ def test_real_pandas_gives_the_same_federation() -> None:
     columns = {
         "user": ["ann", "bob", "ann"], "item": ["tea", "oil", "oil"], "tags": [["a"], [], ["b", "a"]],
         "age": [3, 4, 5], "price": [0.5, 1.5, 2.0], "ok": [True, False, True],
-        "when": [START + dt.timedelta(days=day) for day in (2, 0, 1)], "y": [1.0, 2.0, 3.0],
+        "when": [START + dt.timedelta(days=day) for day in (2, 0, 1)], "y": [1.5, 2.0, 3.0],
     }  # fmt: skip
     for convert in (lambda f: f, lambda f: f.convert_dtypes(), lambda f: f.astype({"item": "category"})):
         frame = convert(pandas.DataFrame(columns))

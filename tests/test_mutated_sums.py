@@ -13,6 +13,7 @@ from fedslice.training.experiment import spec_of
 from fedslice.training.population import Population
 from fedslice.training.rounds import Phase, enrol, play_round
 from fedslice.training.server import Server
+from fedslice.training.sums import placed
 from fedslice.training.transports.memory import Packed
 from test_sealed_updates import EVERYONE, SIZES, _Heard, sealed
 from toys import double, fitting, recommender
@@ -93,3 +94,9 @@ def test_one_clients_mutated_messages_spoil_no_round(name: str, masked: bool, do
         after = {name: value.clone() for name, value in server.model.items()}
         play_round(server, Packed(population))
         assert any(not torch.equal(after[name], value) for name, value in server.model.items())
+
+
+@pytest.mark.parametrize("layout", [2**10, 2**25, 2**32 - 1])
+def test_a_sum_for_an_unknown_purpose_is_refused(layout: int) -> None:
+    with pytest.raises(Refused, match="unknown purpose"):
+        placed(layout)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedslice.core.encodings import Bits, Counts, Floats
 from fedslice.core.entries import OnSlice
+from fedslice.core.errors import Refused
 from fedslice.core.message import Body, Field, Fields
 from fedslice.core.spec import Spec
 from fedslice.privacy.encoding import RingElements
@@ -54,8 +55,15 @@ def place(purpose: Purpose, step: Step) -> int:
 
 
 def placed(layout: int) -> tuple[Purpose, Step]:
-    """Return the purpose and the step of a layout."""
-    return Purpose(layout // len(Step)), Step(layout % len(Step))
+    """Return the purpose and the step of a layout.
+
+    Raises:
+        Refused: If there is no such purpose.
+    """
+    purpose = layout // len(Step)
+    if purpose not in Purpose._value2member_map_:
+        raise Refused(f"speaks of the unknown purpose {purpose} of a sum")
+    return Purpose(purpose), Step(layout % len(Step))
 
 
 def down(step: Step, size: int, degree: int, roster: Tensor | None) -> Fields:

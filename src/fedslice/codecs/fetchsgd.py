@@ -92,7 +92,9 @@ class Sketches(Steps):
 
 
 class FetchSGD(CatchUp):
-    """Each coordinate is added, with a sign, to one of c cells in each of ``rows`` rows; r·c = share·D cells go up.
+    """A count sketch of the update: each coordinate adds, with a sign, to a cell of each of ``rows`` rows.
+
+    The rows have c cells each, and r·c = share·D cells go up.
 
     Sketches are linear, so the server sums them. It adds the mean to its error sketch (by way of ``momentum``), takes
     the ``top`` share of coordinates by the medians of their cells as its step, and clears the cells of these

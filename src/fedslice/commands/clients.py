@@ -37,7 +37,7 @@ def clients(
 
 
 def _goodness(row: dict[str, Any], columns: Columns) -> tuple[bool, float]:
-    """By the first score, which is the first instrument's; a client without one comes last."""
+    """Sort key: the first score, which is the first instrument's; a client without one comes last."""
     name, score = list(row.items())[3]
     if score is None:
         return True, 0.0

@@ -21,7 +21,7 @@ _PERPLEXITY = 30  # about as many neighbours as t-SNE looks at; it must stay wel
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Test samples in their order, one row each."""
+    """Features of test samples, one row per sample."""
 
     client: list[Any]  # the owner's own name; ``None`` if it is nobody who trains
     label: Tensor

@@ -88,7 +88,7 @@ class Instruments(Instrument):
         return {f"{name}.{key}": v for name, one in self._by_name.items() for key, v in one.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """To each its own."""
+        """Continue from saved memories, each instrument from its own."""
         own: dict[str, Values] = {name: {} for name in self._by_name}
         for key, value in state.items():
             name, _, rest = key.partition(".")
